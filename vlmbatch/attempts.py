@@ -1,0 +1,439 @@
+"""Attempts: results files of either kind, read back into one shape.
+
+A file of results/ holds attempts that we wrote, or it is a provider's own batch output, kept raw. Both become
+:class:`Outcome` here; nobody above this room needs to know which it was. Files are read line by line, a damaged
+line is counted and passed over, and nothing is ever written.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import os
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from vlmbatch import classify, jsonl, rundir
+from vlmbatch.errors import InputError, SchemaVersionError
+from vlmbatch.records import ATTEMPT_SCHEMA, MODEL_ANSWERS, Asked, ErrorType, Reading
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from vlmbatch.providers.base import Provider
+    from vlmbatch.records import ErrorInfo, Try, Verdict
+    from vlmbatch.rundir import RunDir
+
+_OK_FIRST, _OK_LAST = 200, 299
+_START_EVENTS = ("submitted", "intent", "seen", "downloaded")
+"""Whose ``at`` tells when a job began: the first of these that the journal holds for it."""
+
+
+class Outcome(NamedTuple):
+    """One line of a results file: what came of sending one request, by whoever wrote it down.
+
+    Attributes:
+        custom_id: The request's id, as the file says it.
+        line_sha256: Hash of the line that was sent, None where the file does not tell (a provider's own file).
+        status_code: HTTP status of the answer, None where there was none.
+        body: The answer: parsed JSON, or text or bytes where it was none, or None where nothing came.
+        error: Why there is no answer, as the sender saw it; None where one came.
+        started_at: RFC 3339 time at which sending began, None where the file does not tell.
+        latency_s: Seconds from then to the end of the answer, None where the file does not tell.
+        channel: ``realtime`` or ``batch``.
+        endpoint: Where it was sent, empty where the file does not tell.
+        request_id: The provider's id of the call.
+        tries: The sendings inside the attempt, empty where the file does not tell.
+        rehearsal: Whether a rehearsal's provider answered.
+        is_final: False where the attempt ended the whole run, so that the row itself is still open.
+        is_direct: Whether it went to the provider's own address (False: through a relay), None = not told.
+        file: The file, relative to the run folder, or its base name where it lies elsewhere.
+        line: 1-based line of the file.
+        offset: Byte at which the line starts.
+        length: Bytes of the line, without its newline.
+    """
+
+    custom_id: str
+    line_sha256: str | None
+    status_code: int | None
+    body: Any
+    error: ErrorInfo | None
+    started_at: str | None
+    latency_s: float | None
+    channel: str
+    endpoint: str
+    request_id: str | None
+    tries: list[Try]
+    rehearsal: bool
+    is_final: bool
+    is_direct: bool | None
+    file: str
+    line: int
+    offset: int
+    length: int
+
+
+class Settled(NamedTuple):
+    """What resume needs of one line: whose it is, and whether the row needs no sending any more."""
+
+    custom_id: str
+    line_sha256: str | None
+    is_settled: bool
+
+
+# --- the journal of batch jobs, as far as reading results needs it -------------------------------------------
+
+
+class Job(NamedTuple):
+    """One provider batch job: its id, the shard its lines are from, when it began."""
+
+    batch_id: str
+    shard: str
+    started_at: str | None
+
+
+class Journal:
+    """What batches.jsonl tells of the raw provider files: which job each is from, and when that began.
+
+    A raw file is known by its name, or, where it was renamed, by its length and hash.
+    """
+
+    def __init__(self, events: Iterable[Mapping[str, Any]] = ()) -> None:
+        self._jobs: dict[str, Job] = {}
+        self._by_name: dict[str, str] = {}
+        self._by_hash: dict[tuple[int, str], str] = {}
+        rank: dict[str, int] = {}
+        for event in events:
+            self._fold(event, rank)
+
+    @classmethod
+    def load(cls, run: RunDir) -> Journal:
+        """Read the run's journal; a run without one gives an empty journal, a damaged line is passed over."""
+        path = run.file(rundir.BATCHES)
+        if not os.path.exists(path):
+            return cls()
+        events = (jsonl.parse_object(line.data) for line in jsonl.iter_lines(path))
+        return cls(event for event in events if event is not None)
+
+    def _fold(self, event: Mapping[str, Any], rank: dict[str, int]) -> None:
+        batch_id, name = str(event.get("batch_id") or ""), event.get("event")
+        if not batch_id or name not in _START_EVENTS:
+            return
+        order = _START_EVENTS.index(name)
+        known = self._jobs.get(batch_id)
+        if known is None or order < rank[batch_id]:
+            at = event.get("at")
+            shard = event.get("shard") or (known.shard if known else "")
+            self._jobs[batch_id] = Job(batch_id, str(shard), at if isinstance(at, str) else None)
+            rank[batch_id] = order
+        for ref in event.get("files") or () if name == "downloaded" else ():
+            self._by_name[os.path.basename(str(ref.get("file")))] = batch_id
+            if "sha256" in ref and "bytes" in ref:
+                self._by_hash[ref["bytes"], ref["sha256"]] = batch_id
+
+    def job(self, path: str) -> Job | None:
+        """Return the job that a raw file came from, None where the journal does not know it."""
+        batch_id = self._by_name.get(os.path.basename(path))
+        if batch_id is None and self._by_hash:
+            size = os.path.getsize(path)
+            if any(size == known for known, _ in self._by_hash):
+                batch_id = self._by_hash.get((size, jsonl.sha256_file(path)[0]))
+        return self._jobs.get(batch_id or "")
+
+
+# --- reading -------------------------------------------------------------------------------------------------
+
+
+class Reader:
+    """One results file, read in order; iterate once, then ``torn`` and ``lines`` are complete.
+
+    Attributes:
+        torn: Lines that could not be read (half written, not an object, without an id): they are counted, never
+            repaired.
+        lines: Lines that could be read.
+        name: The file as records name it.
+    """
+
+    def __init__(self, path: str, run: RunDir, provider: Provider, journal: Journal | None = None) -> None:
+        self.path = path
+        self.name = relative_name(path, run)
+        self.torn = 0
+        self.lines = 0
+        self._provider = provider
+        self._job = journal.job(path) if journal else None
+        self._rehearsal = os.path.basename(path).startswith(rundir.REHEARSAL_PREFIX)
+
+    def __iter__(self) -> Iterator[Outcome]:
+        for line in jsonl.iter_lines(self.path):
+            value = jsonl.parse_object(line.data)
+            outcome = None if value is None else self.read(value, line.number, line.offset, len(line.data))
+            if outcome is None:
+                self.torn += 1
+            else:
+                self.lines += 1
+                yield outcome
+
+    def read(self, value: dict[str, Any], number: int, offset: int, length: int) -> Outcome | None:
+        """Read one parsed line, None where it names no request.
+
+        Raises:
+            SchemaVersionError: A newer vlmbatch wrote it in a shape that this one cannot read.
+            InputError: It is a line of another kind of file.
+        """
+        if "line_sha256" in value or "schema" in value:
+            return self._attempt(value, number, offset, length)
+        return self._raw(value, number, offset, length)
+
+    def read_at(self, number: int, offset: int, length: int) -> Outcome:
+        """Read again one line that iterating gave before.
+
+        Raises:
+            InputError: The file changed in between.
+        """
+        with open(self.path, "rb", buffering=0) as file:
+            file.seek(offset)
+            value = jsonl.parse_object(file.read(length))
+        outcome = None if value is None else self.read(value, number, offset, length)
+        if outcome is None:
+            raise InputError(f"{self.name}: changed while it was being read", hint="run collect again")
+        return outcome
+
+    def _attempt(self, value: dict[str, Any], number: int, offset: int, length: int) -> Outcome | None:
+        custom_id, digest = value.get("custom_id"), value.get("line_sha256")
+        if value.get("schema") != ATTEMPT_SCHEMA:
+            _check_kind(value, f"{self.name}:{number}")
+        if not isinstance(custom_id, str) or not isinstance(digest, str):
+            return None
+        get = value.get
+        error = get("error")
+        return Outcome(
+            custom_id,
+            digest,
+            get("status_code"),
+            get("response") if "response" in value else _other_body(value),
+            None if error is None else _error(error, get("status_code")),
+            get("started_at"),
+            get("latency_s"),
+            get("channel", "realtime"),
+            get("endpoint") or "",
+            get("request_id"),
+            get("tries") or [],
+            get("rehearsal") is True or self._rehearsal,
+            get("final") is not False,
+            get("direct"),
+            self.name,
+            number,
+            offset,
+            length,
+        )
+
+    def _raw(self, value: dict[str, Any], number: int, offset: int, length: int) -> Outcome | None:
+        if "superseded" in value and "status" in value:
+            raise InputError(
+                f"{self.name}: holds records, not results",
+                hint="name the files of results/; what collect wrote is not read back",
+            )
+        line = self._provider.read_batch_line(value)
+        if line.custom_id is None:
+            return None
+        latency_s = value.get("latency_s")
+        return Outcome(
+            line.custom_id,
+            None,
+            line.status_code,
+            line.body,
+            line.error,
+            self._job.started_at if self._job else None,
+            latency_s if isinstance(latency_s, int | float) else None,
+            "batch",
+            "",
+            line.request_id,
+            [],
+            self._rehearsal,
+            True,
+            None,
+            self.name,
+            number,
+            offset,
+            length,
+        )
+
+
+def relative_name(path: str, run: RunDir) -> str:
+    """Return how records name a results file: relative to the run folder, else its base name."""
+    folder = os.path.join(os.path.realpath(run.path), "")
+    whole = os.path.realpath(path)
+    return whole[len(folder) :].replace(os.sep, "/") if whole.startswith(folder) else os.path.basename(path)
+
+
+def _check_kind(value: dict[str, Any], where: str) -> None:
+    """Check a line whose schema is not ours of today.
+
+    A line says for itself which frozen line it answers; so one of a newer schema is read as long as everything
+    that is read of it stands where it stood, and refused otherwise.
+    """
+    schema = value.get("schema")
+    if schema is None:
+        return
+    try:
+        rundir.check_schema(schema, ATTEMPT_SCHEMA, where)
+    except SchemaVersionError:
+        status_code = value.get("status_code", "absent")
+        if not isinstance(value.get("line_sha256"), str) or not (status_code is None or isinstance(status_code, int)):
+            raise
+
+
+def _other_body(value: dict[str, Any]) -> str | bytes | None:
+    """Return an answer that was no JSON: its text, or its bytes where it was not even text."""
+    text = value.get("response_text")
+    if text is not None:
+        return str(text)
+    encoded = value.get("response_base64")
+    if encoded is None:
+        return None
+    try:
+        return base64.b64decode(encoded)
+    except (binascii.Error, TypeError, ValueError):
+        return b""
+
+
+def _error(value: Any, status_code: int | None) -> ErrorInfo:
+    """Complete an error as the file has it; its type is kept even where it is none of ours (an open list)."""
+    if not isinstance(value, dict):
+        value = {"message": str(value)}
+    error: ErrorInfo = {
+        "type": str(value.get("type") or ErrorType.UNKNOWN.value),
+        "message": str(value.get("message") or ""),
+        "status_code": value.get("status_code", status_code),
+        "is_retryable": value.get("is_retryable") is True,
+    }
+    if value.get("code") is not None:
+        error["code"] = str(value["code"])
+    return error
+
+
+# --- judging -------------------------------------------------------------------------------------------------
+
+
+def asked(run: RunDir, provider: Provider, output: str = "") -> Asked:
+    """Return what the run's frozen requests asked for.
+
+    Args:
+        run: The run.
+        provider: Its adapter.
+        output: Name of the pipeline output, empty where the run has none.
+    """
+    answer = run.info.get("answer") or {}
+    wanted = (answer.get("outputs") or {}).get(output) if output else None
+    wanted = answer if wanted is None else wanted
+    return Asked(
+        max_tokens=provider.max_tokens(run.info["request"].get("params") or {}),
+        json=bool(wanted.get("json")),
+        schema=wanted.get("schema"),
+    )
+
+
+def judge(outcome: Outcome, provider: Provider, asked: Asked) -> tuple[Reading, Verdict]:
+    """Read an outcome's answer and say what became of the request."""
+    reading = read_answer(outcome, provider)
+    return reading, classify.classify(reading, asked)
+
+
+def read_answer(outcome: Outcome, provider: Provider) -> Reading:
+    """Read an outcome's answer; where none came, the sender's own word for why stands."""
+    if outcome.body is None and outcome.error is not None:
+        return Reading(error=outcome.error)
+    return provider.read(outcome.status_code, outcome.body)
+
+
+def is_settled(verdict: Verdict, reading: Reading, outcome: Outcome) -> bool:
+    """Tell whether a row needs no sending any more: the model answered, or the error is final."""
+    if verdict.status in MODEL_ANSWERS:
+        return True
+    error = outcome.error or reading.error
+    return outcome.is_final and error is not None and not error["is_retryable"]
+
+
+def iter_settled(path: str, run: RunDir, provider: Provider) -> Iterator[Settled]:
+    """Yield what resume needs of each line of a results file, reading no answer that its line already judges.
+
+    A line that we wrote has ``error`` null exactly where the adapter read an answer at the time, and an error that
+    says whether it is final. Every other line (an older or foreign writer, a provider's raw file) is judged anew.
+    Rehearsals never settle a row.
+
+    Raises:
+        OSError: The file cannot be read.
+        SchemaVersionError: A newer vlmbatch wrote a line in a shape that this one cannot read.
+    """
+    reader = Reader(path, run, provider)
+    anything = Asked()
+    for line in jsonl.iter_lines(path):
+        value = jsonl.parse_object(line.data)
+        if value is None:
+            continue
+        settled = _settled_by_word(value)
+        if settled is None:
+            outcome = reader.read(value, line.number, line.offset, len(line.data))
+            if outcome is None or outcome.rehearsal:
+                continue
+            reading, verdict = judge(outcome, provider, anything)
+            settled = Settled(outcome.custom_id, outcome.line_sha256, is_settled(verdict, reading, outcome))
+        yield settled
+
+
+def _settled_by_word(value: dict[str, Any]) -> Settled | None:
+    """Take a line of ours at its word, None where it has to be judged."""
+    if value.get("schema") != ATTEMPT_SCHEMA or "rehearsal" in value:
+        return None
+    try:
+        error = value["error"]
+        if error is None:
+            answered = _OK_FIRST <= value["status_code"] <= _OK_LAST
+            return Settled(value["custom_id"], value["line_sha256"], True) if answered else None
+        settled = not error["is_retryable"] and value.get("final") is not False
+        return Settled(value["custom_id"], value["line_sha256"], settled) if settled else None
+    except (KeyError, TypeError):
+        return None
+
+
+# --- the order of files --------------------------------------------------------------------------------------
+
+
+def order_files(paths: Iterable[str], journal: Journal | None = None) -> list[str]:
+    """Put results files into the order in which their attempts were begun.
+
+    The first ``started_at`` of a file decides, for a raw provider file the journal's time; files without times keep
+    the order in which they are given and stand last. Names do not matter.
+
+    Raises:
+        OSError: A file cannot be read.
+    """
+    keyed = [(_first_time(path, journal or Journal()), path) for path in paths]
+    timed = sorted(((time, path) for time, path in keyed if time is not None), key=lambda pair: pair[0])
+    return [path for _, path in timed] + [path for time, path in keyed if time is None]
+
+
+def _first_time(path: str, journal: Journal) -> datetime | None:
+    """Return when a file's attempts began, None where neither it nor the journal tells."""
+    for line in jsonl.iter_lines(path):
+        value = jsonl.parse_object(line.data)
+        if value is None:
+            continue
+        if "line_sha256" not in value:
+            job = journal.job(path)
+            return parse_time(job.started_at) if job else None
+        time = parse_time(value.get("started_at"))
+        if time is not None:
+            return time
+    return None
+
+
+def parse_time(text: Any) -> datetime | None:
+    """Parse an RFC 3339 time (UTC where it names no zone), None where it is none."""
+    if not isinstance(text, str):
+        return None
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return time if time.tzinfo else time.replace(tzinfo=UTC)

@@ -1,0 +1,196 @@
+"""What the four commands share: options, the JSON envelope, and how every ending becomes an exit status."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import traceback
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from vlmbatch import jsonl
+from vlmbatch.console import Console, out_bytes
+from vlmbatch.errors import Exit, InputError, VlmbatchError
+from vlmbatch.records import RESULT_SCHEMA
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+OUTPUT = "Output"
+"""Help panel of the options that every command has."""
+
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="Print the result as one JSON object on stdout.", rich_help_panel=OUTPUT)
+]
+QuietOption = Annotated[
+    int, typer.Option("--quiet", "-q", count=True, help="No progress; twice: errors only.", rich_help_panel=OUTPUT)
+]
+VerboseOption = Annotated[
+    int, typer.Option("--verbose", "-v", count=True, help="Say more about single requests.", rich_help_panel=OUTPUT)
+]
+RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Run folder, made by build.", show_default=False)]
+
+
+def finish(command: str, data: Any, *, as_json: bool, text: Callable[[], None], failed: VlmbatchError | None = None) -> None:
+    """End a command: print its result (JSON or text) and leave with the right status.
+
+    Args:
+        command: The command's name.
+        data: The result as JSON.
+        as_json: Whether --json was given.
+        text: Prints the result for people.
+        failed: A check that does not hold, or rows that ended without an answer; the result is printed all the same.
+
+    Raises:
+        VlmbatchError: ``failed``, after the result was printed (main turns it into the exit status).
+    """
+    if as_json:
+        out_bytes(jsonl.dumps_pretty(envelope(command, data, failed)))
+    else:
+        text()
+    if failed is not None:
+        raise Told(failed) if as_json else failed
+
+
+class Told(Exception):
+    """An error that stands on stdout as JSON already: only its exit status is left to give."""
+
+    def __init__(self, error: VlmbatchError) -> None:
+        super().__init__(error.message)
+        self.error = error
+
+
+def envelope(command: str, data: Any, error: VlmbatchError | None) -> dict[str, Any]:
+    """Return the JSON that a command prints: one shape for success and failure."""
+    exit_code = error.exit_code if error else Exit.DONE
+    return {
+        "schema": RESULT_SCHEMA,
+        "command": command,
+        "status": "success" if not error else "partial" if data is not None else "error",
+        "exit_code": int(exit_code),
+        "data": data,
+        "errors": _errors(error) if error else [],
+    }
+
+
+def _errors(error: VlmbatchError) -> list[dict[str, Any]]:
+    head = {"code": error.code, "message": error.message, "hint": error.hint}
+    rest = [
+        {"code": p.code, "message": p.message, "hint": "", "path": p.where or None, "line": p.line}
+        for p in error.problems
+    ]
+    return [head, *rest]
+
+
+def read_key(
+    environ: Mapping[str, str], names: Sequence[str], *, key_file: str | None, is_required: bool, console: Console
+) -> str | None:
+    """Return the key by the name of its variable (or from a file); its value goes nowhere but into the headers.
+
+    Args:
+        environ: The environment.
+        names: Variables to look in, in order; one that the user gave by --api-key-env comes alone.
+        key_file: A file whose first line is the key, instead.
+        is_required: Whether a missing key is an error.
+        console: Told when white space was trimmed.
+
+    Raises:
+        InputError: The name looks like a key, or no key is there, or it has characters that no header takes.
+    """
+    for name in names:
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or re.match(r"(sk|AIza|hf_|gsk_)[-_A-Za-z0-9]{16,}", name):
+            raise InputError(
+                "--api-key-env takes the name of a variable, and this looks like a key",
+                hint="export the key under a name, say OPENAI_API_KEY, give that name, and change the key: it is in your shell history now",
+            )
+    where = key_file or " or ".join(names)
+    raw = _from_file(key_file) if key_file else next((environ[n] for n in names if environ.get(n, "").strip()), None)
+    if raw is None:
+        if is_required:
+            raise InputError(f"no API key: {where} is not set", hint=f"export {names[0] if names else 'KEY'}=…, or name another variable with --api-key-env")
+        return None
+    key = raw.strip()
+    if not key.isascii() or not key.isprintable() or " " in key:
+        raise InputError(
+            f"the key in {where} has characters that no header takes", hint="copy it anew; only its place is named here"
+        )
+    if key != raw:
+        console.warning(f"white space around the key in {where} was dropped")
+    return key
+
+
+def _from_file(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.readline()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"--api-key-file {path}: cannot be read ({type(error).__name__})", hint="check the path") from None
+
+
+def run_app(app: typer.Typer, argv: Sequence[str], prog_name: str) -> int:
+    """Run the command line and return its exit status; every ending passes here.
+
+    Args:
+        app: The application.
+        argv: Arguments without the program's name.
+        prog_name: How the program was called.
+    """
+    console = Console()
+    command = next((word for word in argv if not word.startswith("-")), "")
+    as_json = "--json" in argv
+    try:
+        code = app(args=list(argv), prog_name=prog_name, standalone_mode=False)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else Exit.DONE
+    except Told as told:
+        return told.error.exit_code
+    except VlmbatchError as error:
+        return _fail(error, command, as_json=as_json, console=console)
+    except typer.TyperException as error:
+        return _usage(error, command, as_json=as_json, console=console)
+    except (KeyboardInterrupt, typer.Abort):
+        console.line("interrupted")
+        return Exit.INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output has left; say nothing more, to nobody.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return Exit.BROKEN_PIPE
+    except OSError as error:
+        failure = InputError(f"{error.filename or 'input or output'}: {error.strerror or error}", hint="check path, permissions and space")
+        return _fail(failure, command, as_json=as_json, console=console)
+    except Exception as error:  # noqa: BLE001  (the last door: a fault of ours)
+        return _fault(error, argv, console)
+
+
+def _fail(error: VlmbatchError, command: str, *, as_json: bool, console: Console) -> int:
+    if as_json:
+        out_bytes(jsonl.dumps_pretty(envelope(command, None, error)))
+    console.error(error)
+    return error.exit_code
+
+
+def _usage(error: typer.TyperException, command: str, *, as_json: bool, console: Console) -> int:
+    """Tell a usage error in one or two lines; a call without arguments shows the help instead."""
+    context = getattr(error, "ctx", None)
+    if type(error).__name__ == "NoArgsIsHelpError":
+        sys.stdout.write(context.get_help() + "\n")
+        return Exit.BAD_INPUT
+    where = context.command_path if context else "vlmbatch"
+    failure = InputError(error.format_message().rstrip("."), hint=f"{where} --help lists the options")
+    return _fail(failure, command, as_json=as_json, console=console)
+
+
+def _fault(error: Exception, argv: Sequence[str], console: Console) -> int:
+    """Tell a fault of ours without a traceback, unless it was asked for."""
+    if os.environ.get("VLMBATCH_DEBUG"):
+        console.line("".join(traceback.format_exception(error)))
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    console.plain_error(
+        f"a fault of vlmbatch: {type(error).__name__}: {error} ({os.path.basename(frame.filename)}:{frame.lineno})",
+        "please report it with the command that you gave; VLMBATCH_DEBUG=1 shows the traceback",
+    )
+    if "--json" in argv:
+        out_bytes(jsonl.dumps_pretty({"schema": RESULT_SCHEMA, "status": "error", "exit_code": int(Exit.FAULT), "data": None, "errors": [{"code": "fault", "message": f"{type(error).__name__}: {error}", "hint": "please report it"}]}))
+    return Exit.FAULT

@@ -1,0 +1,109 @@
+"""The exceptions of vlmbatch, drawn as one tree; each class knows its exit status.
+
+::
+
+    VlmbatchError              base, never raised itself
+    ├─ InputError          2   wrong usage or bad input; nothing was written
+    │   └─ SchemaVersionError  a file written by a newer major version of its schema
+    ├─ IntegrityError      3   bytes, hashes or ids disagree; nothing was sent
+    ├─ RefusedError        4   the provider refused the whole run (key, quota, credit, model)
+    └─ CheckFailed         1   the work is done, a check that was asked for does not hold
+
+An exception holds data: what, where, what to do next. Only the console makes sentences with colour of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class Exit(IntEnum):
+    """The exit statuses that all four commands share (docs/reference/exit-codes.md)."""
+
+    DONE = 0
+    CHECK_FAILED = 1
+    BAD_INPUT = 2
+    INTEGRITY = 3
+    REFUSED = 4
+    FAULT = 70
+    INTERRUPTED = 130
+    BROKEN_PIPE = 141
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong, so that all of them can be listed at once.
+
+    Attributes:
+        code: Stable name for programs, such as ``not_an_image``; an open list, documented in docs/reference.
+        message: What is wrong, in a few words, without the place.
+        where: File, row or field at fault; empty where there is no place to name.
+        line: 1-based line of the input file as an editor counts, or None.
+    """
+
+    code: str
+    message: str
+    where: str = ""
+    line: int | None = None
+
+    def __str__(self) -> str:
+        place = ":".join(str(p) for p in (self.where, self.line) if p not in {"", None})
+        return f"{place}: {self.message}" if place else self.message
+
+
+class VlmbatchError(Exception):
+    """Base of every error that vlmbatch raises on purpose.
+
+    Args:
+        message: What is wrong and where, in one line without a final period.
+        hint: What to do next, in one line; empty where there is nothing to add.
+        problems: Everything of the kind that was found, in input order.
+    """
+
+    exit_code: ClassVar[Exit] = Exit.FAULT
+    code: ClassVar[str] = "error"
+
+    def __init__(self, message: str, *, hint: str = "", problems: Sequence[Problem] = ()) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.problems = tuple(problems)
+
+
+class InputError(VlmbatchError):
+    """Wrong usage or bad input: nothing was written."""
+
+    exit_code = Exit.BAD_INPUT
+    code = "bad_input"
+
+
+class SchemaVersionError(InputError):
+    """A file was written by a newer major version of its schema than this program reads."""
+
+    code = "newer_schema"
+
+
+class IntegrityError(VlmbatchError):
+    """Bytes, hashes or ids do not agree: nothing was sent, nothing was written over."""
+
+    exit_code = Exit.INTEGRITY
+    code = "integrity"
+
+
+class RefusedError(VlmbatchError):
+    """The provider refused the whole run: key, quota, credit or model."""
+
+    exit_code = Exit.REFUSED
+    code = "refused"
+
+
+class CheckFailed(VlmbatchError):  # noqa: N818  (a verdict, not a fault)
+    """The work is done and sound, but a check that the user asked to hold does not."""
+
+    exit_code = Exit.CHECK_FAILED
+    code = "check_failed"

@@ -1,0 +1,166 @@
+"""Item and provider make an inner body, the body makes a line, the lines fill shards: bytes with their hashes.
+
+A body is serialised once. The line takes it as it stands, as its last value, so the inner bytes are a fixed slice
+of the line and an equal line hash settles both.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from vlmbatch import jsonl
+from vlmbatch.errors import InputError
+from vlmbatch.records import CUSTOM_ID
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import BinaryIO
+
+    from vlmbatch.providers.base import Ask, Part, Provider
+    from vlmbatch.records import ShardRef
+    from vlmbatch.rundir import Draft
+
+_INDEX_DIGITS = 6
+_NO_IMAGE = "0" * 8
+_CLOSING = 1  # the brace behind the inner value, which stands last in its line
+
+
+class Frozen(NamedTuple):
+    """One request as bytes: the line without its newline, and where in it the inner bytes stand."""
+
+    custom_id: str
+    line: bytes
+    body_offset: int
+    body_length: int
+    inner_sha256: str
+    line_sha256: str
+
+
+def id_stem(prefix: str, what: Any) -> str:
+    """Return the part that all custom_ids of a run share: the user's prefix and 6 hex digits over what is asked.
+
+    Args:
+        prefix: The user's own prefix, may be empty.
+        what: Model, prompt and params, as JSON; two runs over the same images share no id unless these are equal.
+
+    Raises:
+        InputError: The prefix leaves no room or has characters that no provider takes.
+    """
+    stem = f"{prefix}{jsonl.sha256(jsonl.dumps_canonical(what))[:6]}"
+    longest = custom_id(stem, 10**8, "f" * 8)
+    if not CUSTOM_ID.fullmatch(longest):
+        raise InputError(
+            f"--id-prefix {prefix!r}: ids are letters, digits, '_' and '-', 64 at most",
+            hint=f"use up to {64 - len(longest) + len(prefix)} of these characters",
+        )
+    return stem
+
+
+def custom_id(stem: str, index: int, image_sha256: str | None) -> str:
+    """Return the id of one request: stem, zero-padded index, first 8 hex digits of the first image's hash."""
+    return f"{stem}-{index:0{_INDEX_DIGITS}d}-{image_sha256[:8] if image_sha256 else _NO_IMAGE}"
+
+
+def freeze(provider: Provider, ask: Ask, custom_id: str, parts: Sequence[Part]) -> Frozen:
+    """Make one frozen line.
+
+    Args:
+        provider: Whose words the body is in.
+        ask: What is the same for every row.
+        custom_id: The request's id.
+        parts: Text and images of the user's message, in order.
+    """
+    inner = jsonl.dumps_canonical(provider.body(ask, parts))
+    line = jsonl.dumps(provider.line(custom_id, jsonl.Fragment(inner), ask))
+    return Frozen(
+        custom_id, line, len(line) - len(inner) - _CLOSING, len(inner), jsonl.sha256(inner), jsonl.sha256(line)
+    )
+
+
+class ShardWriter:
+    """Writes lines into shards of a draft, cut by measured bytes and by number of requests.
+
+    Args:
+        draft: The folder in the making.
+        max_bytes: A shard's bytes, newlines included; a single longer line gets a shard of its own.
+        max_requests: A shard's lines.
+    """
+
+    def __init__(self, draft: Draft, *, max_bytes: int, max_requests: int) -> None:
+        self._draft = draft
+        self._max_bytes = max_bytes
+        self._max_requests = max_requests
+        self._file: BinaryIO | None = None
+        self._name = ""
+        self._digest = hashlib.sha256()
+        self._bytes = self._requests = self._images = 0
+        self.shards: list[ShardRef] = []
+
+    def put(self, line: bytes, *, images: int) -> tuple[str, int]:
+        """Append a line; return the shard's relative name and the line's offset in it."""
+        size = len(line) + 1
+        if self._file is None or self._bytes + size > self._max_bytes or self._requests >= self._max_requests:
+            self._next_shard()
+        file = self._file
+        if file is None:
+            raise AssertionError("unreachable")
+        file.write(line)
+        file.write(b"\n")
+        self._digest.update(line)
+        self._digest.update(b"\n")
+        offset = self._bytes
+        self._bytes += size
+        self._requests += 1
+        self._images += images
+        return self._name, offset
+
+    def _next_shard(self) -> None:
+        self.close()
+        self._name = f"shards/{len(self.shards):05d}.jsonl"
+        self._file = open(self._draft.file(self._name), "xb", buffering=1 << 20)  # noqa: SIM115  (closed by close())
+        self._digest = hashlib.sha256()
+        self._bytes = self._requests = self._images = 0
+
+    def close(self) -> None:
+        """Finish the open shard, if any, and note its hash."""
+        if self._file is None:
+            return
+        jsonl.finish(self._file)
+        self._file = None
+        sha256 = self._digest.hexdigest()
+        self._draft.add(self._name, sha256, self._bytes)
+        self.shards.append(
+            {
+                "file": self._name,
+                "sha256": sha256,
+                "bytes": self._bytes,
+                "requests": self._requests,
+                "images": self._images,
+            }
+        )
+
+
+class LineWriter:
+    """Writes one file of JSON lines of a draft (manifest, rejected) and hashes it on the way."""
+
+    def __init__(self, draft: Draft, name: str) -> None:
+        self._draft = draft
+        self._name = name
+        self._file = open(draft.file(name), "xb", buffering=1 << 20)  # noqa: SIM115  (closed by close())
+        self._digest = hashlib.sha256()
+        self._bytes = 0
+        self.lines = 0
+
+    def put(self, line: bytes) -> None:
+        """Append a line, given without its newline."""
+        whole = line + b"\n"
+        self._file.write(whole)
+        self._digest.update(whole)
+        self._bytes += len(whole)
+        self.lines += 1
+
+    def close(self) -> dict[str, Any]:
+        """Finish the file; return its reference ``{file, sha256, bytes}``."""
+        jsonl.finish(self._file)
+        return self._draft.add(self._name, self._digest.hexdigest(), self._bytes)

@@ -1,0 +1,264 @@
+"""Bytes: how JSON leaves the program, how it is read back, and how files are written.
+
+Three kinds of file have three writers. *Frozen* files are made in a hidden sibling and renamed (rundir.py).
+*Snapshots* are replaced whole (:func:`write_atomic`). *Append-only* files get whole lines (:class:`Appender`).
+Nobody else opens a file of the run folder for writing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import secrets
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import orjson
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import BinaryIO
+
+Fragment = orjson.Fragment
+"""JSON that is spliced as it stands, never serialised a second time."""
+
+BOM = b"\xef\xbb\xbf"
+_CHUNK = 1 << 20
+
+
+def dumps(value: Any, *, sort_keys: bool = False) -> bytes:
+    """Serialise to compact JSON in UTF-8, one line, no newline at the end.
+
+    A lone surrogate (which a model's answer may hold as an escape) has no UTF-8 form: such a value is written
+    with escapes instead, so that reading it back gives the same string.
+
+    Raises:
+        TypeError: The value holds something that JSON has no form for.
+    """
+    option = orjson.OPT_SORT_KEYS if sort_keys else 0
+    try:
+        return orjson.dumps(value, option=option)
+    except TypeError:
+        # orjson refuses surrogates and integers beyond 64 bits; the standard library writes both, a little slower.
+        return json.dumps(_unfragment(value), sort_keys=sort_keys, separators=(",", ":"), allow_nan=False).encode()
+
+
+def _unfragment(value: Any) -> Any:
+    """Replace spliced JSON by its value: the standard library knows no fragments."""
+    if isinstance(value, orjson.Fragment):
+        contents = value.contents
+        return json.loads(contents)
+    if isinstance(value, dict):
+        return {k: _unfragment(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_unfragment(v) for v in value]
+    return value
+
+
+def dumps_canonical(value: Any) -> bytes:
+    """Serialise to canonical JSON: sorted keys, no spaces, UTF-8 unescaped. This is what hashes are taken over."""
+    return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
+
+
+def dumps_pretty(value: Any) -> bytes:
+    """Serialise for people and programs alike: two spaces of indent, the given key order, a final newline."""
+    return orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+
+
+def loads(data: bytes | memoryview | str) -> Any:
+    """Parse JSON strictly (no NaN), but keep lone surrogate escapes, which are no damage.
+
+    Raises:
+        ValueError: The bytes are not one JSON value in UTF-8.
+    """
+    try:
+        return orjson.loads(data)
+    except orjson.JSONDecodeError:
+        raw = data if isinstance(data, str) else bytes(data)
+        text = raw if isinstance(raw, str) else raw.decode("utf-8")
+        try:
+            return json.loads(text, parse_constant=_refuse_constant)
+        except RecursionError:
+            raise ValueError("nested too deeply") from None
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+def one_line(data: bytes) -> bytes:
+    """Return valid JSON bytes as one line: raw line breaks can only stand between tokens, and become spaces."""
+    if b"\n" in data or b"\r" in data:
+        return data.replace(b"\r", b" ").replace(b"\n", b" ")
+    return data
+
+
+def sha256(data: bytes | memoryview) -> str:
+    """Return the SHA-256 of some bytes in lower-case hex."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def sha256_file(path: str) -> tuple[str, int]:
+    """Return the SHA-256 (lower-case hex) and the length of a file, read in pieces.
+
+    Raises:
+        OSError: The file cannot be read.
+    """
+    digest = hashlib.sha256()
+    size = 0
+    with open(path, "rb", buffering=0) as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+            size += len(chunk)
+    return digest.hexdigest(), size
+
+
+def fsync_dir(path: str) -> None:
+    """Make a rename or a new name in a folder durable; a file system that cannot is let be."""
+    with contextlib.suppress(OSError):
+        fd = os.open(path or ".", os.O_RDONLY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+def finish(file: BinaryIO) -> None:
+    """Flush a file to the disk and close it."""
+    file.flush()
+    os.fsync(file.fileno())
+    file.close()
+
+
+def write_atomic(path: str, data: bytes, *, durable: bool = True) -> None:
+    """Replace a file by new contents, so that a reader sees the old or the new and never half of one.
+
+    Args:
+        path: The file; its folder must exist.
+        data: The whole contents.
+        durable: Whether to wait until the disk has it (a progress snapshot need not).
+
+    Raises:
+        OSError: It could not be written; the old file stands and no temporary file is left.
+    """
+    folder = os.path.dirname(path)
+    temporary = os.path.join(folder, f".{os.path.basename(path)}.{secrets.token_hex(4)}.tmp")
+    try:
+        with open(temporary, "xb") as file:
+            file.write(data)
+            file.flush()
+            if durable:
+                os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+    if durable:
+        fsync_dir(folder)
+
+
+class Appender:
+    """An append-only file of JSON lines: each append is one write of one whole line.
+
+    A torn last line (a crash) is kept as it is and ended with a newline on opening, so that it can never merge
+    with a line of ours.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._file = open(path, "ab", buffering=0)  # noqa: SIM115  (closed by close())
+        self._dirty = False
+        self._end_torn_line()
+
+    def _end_torn_line(self) -> None:
+        if self._file.tell() == 0:
+            fsync_dir(os.path.dirname(self.path))
+            return
+        with open(self.path, "rb", buffering=0) as file:
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":
+                self._file.write(b"\n")
+
+    def append(self, line: bytes) -> None:
+        """Append one line, given without its newline.
+
+        Raises:
+            OSError: It could not be written whole (disk full, say). What part was written, if any, stands as a
+                torn line, which readers tolerate.
+        """
+        self.append_block(line + b"\n")
+
+    def append_block(self, block: bytes) -> None:
+        """Append several whole lines, newlines included, in one write.
+
+        Raises:
+            OSError: As for :meth:`append`.
+        """
+        view = memoryview(block)
+        while view:
+            written = self._file.write(view)
+            view = view[written or 0 :]
+        self._dirty = True
+
+    def sync(self) -> None:
+        """Wait until the disk has every line appended so far."""
+        if self._dirty:
+            os.fsync(self._file.fileno())
+            self._dirty = False
+
+    def close(self) -> None:
+        """Sync and close; harmless when closed already."""
+        if not self._file.closed:
+            try:
+                self.sync()
+            finally:
+                self._file.close()
+
+    def __enter__(self) -> Appender:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Line(NamedTuple):
+    """One line of a file as read: 1-based number, byte offset, bytes without newline, whether a newline ended it."""
+
+    number: int
+    offset: int
+    data: bytes
+    is_ended: bool
+
+
+def iter_lines(path: str) -> Iterator[Line]:
+    r"""Read a file line by line; only ``\n`` ends a line, a BOM at the start and a ``\r`` before it are dropped.
+
+    Blank lines are left out (their numbers are counted). The offset is that of ``data`` in the file.
+
+    Raises:
+        OSError: The file cannot be read.
+    """
+    with open(path, "rb", buffering=_CHUNK) as file:
+        offset = 0
+        for number, raw in enumerate(file, start=1):
+            start, offset = offset, offset + len(raw)
+            data = raw
+            if number == 1 and data.startswith(BOM):
+                data, start = data[3:], start + 3
+            is_ended = data.endswith(b"\n")
+            data = data[:-1] if is_ended else data
+            if data.endswith(b"\r"):
+                data = data[:-1]
+            if data.strip():
+                yield Line(number, start, data, is_ended)
+
+
+def parse_object(data: bytes) -> dict[str, Any] | None:
+    """Parse one line that should hold a JSON object; None where it does not (a torn or damaged line)."""
+    try:
+        value = loads(data)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None

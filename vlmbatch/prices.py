@@ -1,0 +1,173 @@
+"""Prices as somebody typed them, and what usage costs at them. No price is built in, none is ever guessed.
+
+Prices are USD per million tokens, as decimal strings on disk and :class:`~decimal.Decimal` in the program, so that
+no sum is rounded. They stand in estimates.jsonl with the page and the day that they were read from.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, fields
+from decimal import Decimal, InvalidOperation
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from vlmbatch import jsonl
+from vlmbatch.errors import InputError
+from vlmbatch.records import ESTIMATE_SCHEMA
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from vlmbatch.records import Channel, Usage
+
+MILLION = Decimal(1_000_000)
+_ONE = Decimal(1)
+
+_KEYS = {
+    "price_in": "price_in_usd_per_mtok",
+    "price_out": "price_out_usd_per_mtok",
+    "price_cached": "price_cached_usd_per_mtok",
+    "price_batch_in": "price_batch_in_usd_per_mtok",
+    "price_batch_out": "price_batch_out_usd_per_mtok",
+    "batch_discount": "batch_discount",
+    "price_source": "price_source",
+    "price_date": "price_date",
+}
+"""Field of :class:`Prices` → key in estimates.jsonl and in a price file."""
+
+_TEXTS = frozenset({"price_source", "price_date"})
+
+
+class Rates(NamedTuple):
+    """What a million tokens cost over one channel, in USD."""
+
+    input: Decimal
+    output: Decimal
+    cached: Decimal
+
+    def cost(self, usage: Usage) -> Decimal | None:
+        """Return what one answer costs, None where the provider did not say its tokens."""
+        used, made = usage["input_tokens"], usage["output_tokens"]
+        if used is None or made is None:
+            return None
+        return self.of_tokens(used, made, usage["cached_tokens"] or 0)
+
+    def of_tokens(self, used: Decimal | int, made: Decimal | int, cached: Decimal | int = 0) -> Decimal:
+        """Return what tokens cost; ``used`` includes ``cached``, ``made`` includes reasoning."""
+        return ((used - cached) * self.input + cached * self.cached + made * self.output) / MILLION
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prices:
+    """Prices of one model, as they were given.
+
+    Attributes:
+        price_in: USD for a million input tokens.
+        price_out: USD for a million output tokens, reasoning included.
+        price_cached: The same for input read from the provider's cache; None = as ``price_in``.
+        price_batch_in: Input over the batch channel, where the page names it; None = by the discount.
+        price_batch_out: Output over the batch channel, likewise.
+        batch_discount: Part that the batch channel takes off: 0.5 = half price, 0.4 = 40 % off.
+        price_source: The page that they were read on.
+        price_date: The day that they were read.
+    """
+
+    price_in: Decimal | None = None
+    price_out: Decimal | None = None
+    price_cached: Decimal | None = None
+    price_batch_in: Decimal | None = None
+    price_batch_out: Decimal | None = None
+    batch_discount: Decimal | None = None
+    price_source: str | None = None
+    price_date: str | None = None
+
+    @classmethod
+    def parse(cls, values: Mapping[str, Any], *, where: str = "prices") -> Prices:
+        """Take prices from a price file or a line of estimates.jsonl; keys that are no prices are passed over.
+
+        Args:
+            values: Keys as in estimates.jsonl; values are decimal strings, or numbers.
+            where: How messages name the place.
+
+        Raises:
+            InputError: A price is no number, or is negative, or the discount is not between 0 and 1.
+        """
+        taken = {}
+        for name, key in _KEYS.items():
+            value = values.get(key)
+            if value is not None:
+                taken[name] = str(value) if name in _TEXTS else parse_price(value, f"{where}: {key}")
+        prices = cls(**taken)  # type: ignore[arg-type]  # the loop above gave each field its type
+        if prices.batch_discount is not None and prices.batch_discount > 1:
+            raise InputError(
+                f"{where}: batch_discount {prices.batch_discount} is not a part of 1",
+                hint="0.5 means half price over the batch channel",
+            )
+        return prices
+
+    def as_record(self) -> dict[str, str | None]:
+        """Return the prices as estimates.jsonl has them: decimal strings, None = not given."""
+        values = {key: getattr(self, name) for name, key in _KEYS.items()}
+        return {key: None if value is None else str(value) for key, value in values.items()}
+
+    def over(self, other: Prices) -> Prices:
+        """Return these prices, with the other's where this one has none (flags over a price file)."""
+        mine = {f.name: getattr(self, f.name) for f in fields(self)}
+        return Prices(**{name: getattr(other, name) if value is None else value for name, value in mine.items()})
+
+    def rates(self, channel: Channel) -> Rates | None:
+        """Return what a million tokens cost over a channel, None where the prices given do not tell."""
+        if channel == "realtime":
+            return self._realtime()
+        used, made = self.price_batch_in, self.price_batch_out
+        rates = self._realtime()
+        if rates is not None and self.batch_discount is not None:
+            part = _ONE - self.batch_discount
+            rates = Rates(*(rate * part for rate in rates))
+            return rates._replace(input=rates.input if used is None else used, output=rates.output if made is None else made)
+        return None if used is None or made is None else Rates(used, made, used)
+
+    def _realtime(self) -> Rates | None:
+        if self.price_in is None or self.price_out is None:
+            return None
+        return Rates(self.price_in, self.price_out, self.price_in if self.price_cached is None else self.price_cached)
+
+
+def parse_price(value: Any, where: str) -> Decimal:
+    """Return a price typed by a person.
+
+    Raises:
+        InputError: It is no finite number of at least 0.
+    """
+    try:
+        price = Decimal(str(value))
+    except InvalidOperation:
+        price = Decimal(-1)
+    if not price.is_finite() or price < 0:
+        raise InputError(f"{where}: {value!r} is not a price", hint="give a number such as 2.50, USD per million tokens")
+    return price
+
+
+def cost(usage: Usage, prices: Prices, channel: Channel) -> Decimal | None:
+    """Return what one answer costs in USD, None where usage or prices do not tell."""
+    rates = prices.rates(channel)
+    return None if rates is None else rates.cost(usage)
+
+
+def read_last(path: str) -> Prices | None:
+    """Return the prices of the last line of an estimates.jsonl that has any, None where nobody gave prices.
+
+    Raises:
+        InputError: A price in it is no number.
+    """
+    if not os.path.exists(path):
+        return None
+    last = None
+    for line in jsonl.iter_lines(path):
+        record = jsonl.parse_object(line.data)
+        if record is not None and record.get("schema") == ESTIMATE_SCHEMA:
+            prices = Prices.parse(record, where=os.path.basename(path))
+            last = prices if prices.rates("realtime") or prices.rates("batch") else last
+    return last
+
+

@@ -1,0 +1,1 @@
+"""Adapters, one per wire format, and the registry that names them."""

@@ -1,0 +1,201 @@
+"""The HTTP around the replies: a server on a free loopback port, in a thread of its own, that stops by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import struct
+import threading
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+from vlmbatch import jsonl
+from vlmbatch.rehearsal.faults import Faults
+from vlmbatch.rehearsal.replies import Replies, Reply
+from vlmbatch.rehearsal.wires import CHAT, GENERATE_CONTENT, MESSAGES, PATHS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from vlmbatch.rehearsal.wires.base import Wire
+
+_MAX_BODY_BYTES = 1 << 30
+_WORKERS = 2
+_RESET_ON_CLOSE = struct.pack("ii", 1, 0)
+
+
+class Server:
+    """A running rehearsal provider.
+
+    Attributes:
+        base_url: ``http://127.0.0.1:PORT``, without a path.
+        requests: Requests for an answer so far, whatever became of them.
+        bodies: How often each request body came, by its SHA-256.
+        statuses: How often each HTTP status was answered to them (0 = the connection was broken).
+    """
+
+    def __init__(self, faults: Faults, models: Sequence[str]) -> None:
+        self.base_url = ""
+        self.requests = 0
+        self.bodies: Counter[str] = Counter()
+        self.statuses: Counter[int] = Counter()
+        self._faults = faults
+        self._models = tuple(models)
+        self._replies = Replies(faults, self._models)
+        self._open = 0
+        self._pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="rehearsal")
+
+    def app(self) -> web.Application:
+        """Return the routes."""
+        app = web.Application(client_max_size=_MAX_BODY_BYTES)
+        app.add_routes([web.get("/health", _health), web.get("/rehearsal", self._counts)])
+        app.add_routes([web.get("/v1/models", self._list_models), web.get("/v1beta/models", self._list_models)])
+        for path in PATHS:
+            app.router.add_post(path, self._generate)
+        for version in ("v1", "v1beta"):
+            app.router.add_post(f"/{version}/models/{{model}}:generateContent", self._generate)
+        return app
+
+    def close(self) -> None:
+        """Let the worker threads end."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    async def _generate(self, request: web.Request) -> web.StreamResponse:
+        wire = PATHS.get(request.path, GENERATE_CONTENT)
+        body = await request.read()
+        digest = jsonl.sha256(body)
+        number = self.bodies[digest]
+        self.bodies[digest] += 1
+        self.requests += 1
+        self._open += 1
+        try:
+            await asyncio.sleep(self._faults.latency(digest, number))
+            reply = self._crowded(wire)
+            if reply is None:
+                model = request.match_info.get("model", "")
+                reply = await asyncio.get_running_loop().run_in_executor(
+                    self._pool, self._replies.reply, wire, model, body, digest, number
+                )
+            self.statuses[reply.status] += 1
+            return await send(request, reply)
+        finally:
+            self._open -= 1
+
+    def _crowded(self, wire: Wire) -> Reply | None:
+        """Return the refusal that holds whatever the request is, None where there is none."""
+        faults = self._faults
+        if faults.quota_after is not None and self.requests > faults.quota_after:
+            return self._replies.error(wire, 429, "You exceeded your current quota.", code="insufficient_quota")
+        if faults.max_in_flight is not None and self._open > faults.max_in_flight:
+            return self._replies.error(wire, 429)
+        return None
+
+    async def _list_models(self, request: web.Request) -> web.StreamResponse:
+        if not self._models:
+            wire = MESSAGES if "x-api-key" in request.headers else CHAT
+            return await send(request, self._replies.error(wire, 404, "This rehearsal keeps no list of models."))
+        if request.path.startswith("/v1beta"):
+            return web.json_response({"models": [{"name": f"models/{name}"} for name in self._models]})
+        models = [{"id": name, "object": "model", "type": "model", "display_name": name} for name in self._models]
+        return web.json_response({"object": "list", "data": models, "has_more": False})
+
+    async def _counts(self, _: web.Request) -> web.StreamResponse:
+        """Return the counters, for tests in another process."""
+        return web.json_response({"requests": self.requests, "statuses": self.statuses})
+
+
+async def _health(_: web.Request) -> web.StreamResponse:
+    return web.json_response({})
+
+
+async def send(request: web.Request, reply: Reply) -> web.StreamResponse:
+    """Send a reply; status 0 sends half of it and resets the connection."""
+    headers = {"x-request-id": "req_rehearsal", **reply.headers}
+    if reply.status:
+        return web.Response(
+            status=reply.status, body=reply.body, headers=headers, content_type=reply.content_type, charset="utf-8"
+        )
+    response = web.StreamResponse(headers={**headers, "content-length": str(len(reply.body))})
+    response.content_type = reply.content_type
+    await response.prepare(request)
+    await response.write(reply.body[: len(reply.body) // 2])
+    if request.transport is not None:
+        sock = request.transport.get_extra_info("socket")
+        if sock is not None:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+        request.transport.abort()
+    return response
+
+
+@contextlib.contextmanager
+def serve(
+    faults: Faults | None = None,
+    *,
+    seed: int | None = None,
+    models: Sequence[str] = (),
+    host: str = "127.0.0.1",
+    port: int = 0,
+) -> Iterator[Server]:
+    """Run a rehearsal provider for as long as the block lasts.
+
+    Args:
+        faults: How to misbehave; None = not at all.
+        seed: Takes the place of the faults' own seed.
+        models: The models there are, for the model list; others are answered with 404. None = every model is served
+            and there is no list.
+        host: A loopback address.
+        port: 0 = a free one.
+
+    Yields:
+        The server, listening.
+
+    Raises:
+        OSError: The port is taken.
+    """
+    faults = faults or Faults()
+    server = Server(faults if seed is None else replace(faults, seed=seed), models)
+    with socket.create_server((host, port), backlog=512) as sock:
+        server.base_url = f"http://{host}:{sock.getsockname()[1]}"
+        loop = asyncio.new_event_loop()
+        stop = asyncio.Event()
+        ready = threading.Event()
+        thread = threading.Thread(
+            target=_run, args=(loop, server, sock, ready, stop), name="rehearsal-server", daemon=True
+        )
+        thread.start()
+        ready.wait()
+        try:
+            yield server
+        finally:
+            loop.call_soon_threadsafe(stop.set)
+            thread.join()
+            server.close()
+
+
+def _run(
+    loop: asyncio.AbstractEventLoop, server: Server, sock: socket.socket, ready: threading.Event, stop: asyncio.Event
+) -> None:
+    asyncio.set_event_loop(loop)
+    try:
+        loop.run_until_complete(_listen(server, sock, ready, stop))
+    finally:
+        ready.set()
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        asyncio.set_event_loop(None)
+        loop.close()
+
+
+async def _listen(server: Server, sock: socket.socket, ready: threading.Event, stop: asyncio.Event) -> None:
+    runner = web.AppRunner(server.app(), access_log=None, handle_signals=False, shutdown_timeout=0.2)
+    await runner.setup()
+    try:
+        await web.SockSite(runner, sock, backlog=512).start()
+        ready.set()
+        await stop.wait()
+    finally:
+        await runner.cleanup()

@@ -1,0 +1,245 @@
+"""What the user said, made whole: files read, sources opened, one ask per output. Nothing is built yet.
+
+:class:`BuildOptions` holds the flags of build as they are typed (or given from Python); :func:`plan` turns them into a
+:class:`Plan`, which holds everything that the press needs and nothing that it has to look up.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from vlmbatch import images, inputs, jsonl
+from vlmbatch.errors import InputError, Problem
+from vlmbatch.inputs.base import Verbatim
+from vlmbatch.providers.base import Ask
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from vlmbatch.images import ImagePolicy
+    from vlmbatch.inputs.base import Source
+    from vlmbatch.inputs.pipeline import Pipeline
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildOptions:
+    """The flags of build, one field each (docs/reference/cli.md says what each one means).
+
+    Attributes:
+        sources: Folders, files or one table; empty where ``config`` names them.
+        out: The run folder to make; it must not exist.
+        model: The model's name; None where ``config`` names it.
+        limits: The user's own values for the provider's dated limits, by name.
+        workers: Threads that read and encode; None = one per processor.
+    """
+
+    sources: Sequence[str] = ()
+    out: str
+    model: str | None = None
+    provider: str = "openai"
+    prompt: str | None = None
+    prompt_file: str | None = None
+    system_file: str | None = None
+    config: str | None = None
+    max_tokens: int | None = None
+    max_tokens_field: str = ""
+    temperature: float | None = None
+    top_p: float | None = None
+    detail: str | None = None
+    reasoning_effort: str | None = None
+    thinking_budget: int | None = None
+    response_format: str | None = None
+    json_schema: str | None = None
+    extra_body: str | None = None
+    url: str = ""
+    id_prefix: str = ""
+    image_field: Sequence[str] = ()
+    question_field: str | None = None
+    id_fields: Sequence[str] = ()
+    prompt_template: str | None = None
+    image_base_path: str | None = None
+    image_order: str = "first"
+    encoding: str | None = None
+    allow_outside: bool = False
+    allow_no_image: bool = False
+    follow_links: bool = False
+    image_policy: ImagePolicy = field(default_factory=images.ImagePolicy)
+    limits: Mapping[str, Any] = field(default_factory=dict)
+    shard_max_bytes: int | None = None
+    shard_max_requests: int | None = None
+    skip_bad: bool = False
+    workers: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Everything that the press needs.
+
+    Attributes:
+        options: What the user said.
+        source: Where the inputs come from, opened.
+        asks: What is asked, by output name; ``""`` for runs with one output.
+        verbatim: Files to copy into inputs/, by role: ``prompt``, ``system``, ``schema``, ``extra_body``, ``config``.
+        answer: What collect has to know of the answer: ``{json, schema, outputs, output_schema}``.
+        extensions: What the config file says for later commands, kept in run.json.
+    """
+
+    options: BuildOptions
+    source: Source
+    asks: dict[str, Ask]
+    verbatim: dict[str, Verbatim]
+    answer: dict[str, Any]
+    settings: dict[str, Any]
+
+
+DEFAULT_MAX_TOKENS = 4096
+
+
+def plan(options: BuildOptions) -> Plan:
+    """Read the files that the options name, and open the source.
+
+    Raises:
+        InputError: Options contradict one another, or a file cannot be read or is not what it should be.
+    """
+    if options.config:
+        return _plan_config(options)
+    problems = _contradictions(options)
+    if problems:
+        raise InputError(f"{len(problems)} option(s) are wrong", hint="vlmbatch build --help", problems=problems)
+    verbatim, ask = _read_ask(options, options.model or "")
+    prompt = _text(verbatim["prompt"]) if "prompt" in verbatim else None
+    return Plan(
+        options=options,
+        source=inputs.open_source(list(options.sources), _source_options(options, prompt)),
+        asks={"": ask},
+        verbatim=verbatim,
+        answer={"json": ask.json_answer, "schema": ask.json_schema},
+        settings={},
+    )
+
+
+def _contradictions(options: BuildOptions) -> list[Problem]:
+    """Return every contradiction among the options, at once."""
+    no_text = not (options.prompt or options.prompt_file or options.prompt_template or options.question_field)
+    rules = {
+        "SOURCE is missing: give a folder, images or a table": not options.sources,
+        "--model is missing": not options.model,
+        "no text to send: give --prompt, --prompt-file, --prompt-template or --question-field": no_text,
+        "--prompt and --prompt-file exclude each other": options.prompt is not None and options.prompt_file is not None,
+        "--response-format takes json": options.response_format not in {None, "json"},
+        "--image-order takes first or last": options.image_order not in {"first", "last"},
+        "--shard-max-bytes and --shard-max-requests must be positive": min(
+            options.shard_max_bytes or 1, options.shard_max_requests or 1
+        )
+        < 1,
+        "--max-tokens must be positive": (options.max_tokens or 1) < 1,
+    }
+    return [Problem("usage", message) for message, holds in rules.items() if holds]
+
+
+def _read_ask(options: BuildOptions, model: str) -> tuple[dict[str, Verbatim], Ask]:
+    """Return the files to keep and what is asked of the provider."""
+    verbatim = {
+        role: _read(path)
+        for role, path in (
+            ("prompt", options.prompt_file),
+            ("system", options.system_file),
+            ("schema", options.json_schema),
+            ("extra_body", options.extra_body),
+        )
+        if path is not None
+    }
+    if options.prompt is not None:
+        verbatim["prompt"] = Verbatim("prompt.txt", options.prompt.encode("utf-8", "surrogatepass"))
+    schema = _object(verbatim["schema"], "--json-schema") if "schema" in verbatim else None
+    ask = Ask(
+        model=model,
+        url=options.url,
+        system=_text(verbatim["system"]) if "system" in verbatim else None,
+        max_tokens=options.max_tokens or DEFAULT_MAX_TOKENS,
+        max_tokens_field=options.max_tokens_field,
+        temperature=options.temperature,
+        top_p=options.top_p,
+        detail=options.detail,
+        reasoning_effort=options.reasoning_effort,
+        thinking_budget=options.thinking_budget,
+        json_answer=options.response_format == "json" or schema is not None,
+        json_schema=schema,
+        extra_body=_object(verbatim["extra_body"], "--extra-body") if "extra_body" in verbatim else {},
+    )
+    return _without_name_clash(verbatim), ask
+
+
+def _without_name_clash(verbatim: dict[str, Verbatim]) -> dict[str, Verbatim]:
+    """Keep two files of one name apart in inputs/: the role stands before the second one."""
+    taken: set[str] = set()
+    kept = {}
+    for role, file in verbatim.items():
+        name = file.name if file.name not in taken else f"{role}-{file.name}"
+        taken.add(name)
+        kept[role] = Verbatim(name, file.data)
+    return kept
+
+
+def _source_options(options: BuildOptions, prompt: str | None) -> inputs.SourceOptions:
+    return inputs.SourceOptions(
+        prompt=prompt,
+        image_fields=tuple(options.image_field) or ("image_path",),
+        question_field=options.question_field,
+        id_fields=tuple(options.id_fields),
+        prompt_template=options.prompt_template,
+        image_base_path=options.image_base_path,
+        image_order=options.image_order,
+        encoding=options.encoding,
+        allow_outside=options.allow_outside,
+        allow_no_image=options.allow_no_image,
+        follow_links=options.follow_links,
+    )
+
+
+def _read(path: str) -> Verbatim:
+    """Read a file that is to be copied into inputs/."""
+    try:
+        with open(path, "rb") as file:
+            return Verbatim(os.path.basename(path), file.read())
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})", hint="check the path") from None
+
+
+def _text(file: Verbatim) -> str:
+    """Return a text file's words: a byte order mark and one line break at the end are no part of them."""
+    try:
+        text = file.data.removeprefix(jsonl.BOM).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{file.name}: not UTF-8 (byte {error.start})", hint="save it as UTF-8") from None
+    text = text.removesuffix("\n").removesuffix("\r")
+    if not text.strip():
+        raise InputError(f"{file.name}: empty", hint="write the prompt into it")
+    return text
+
+
+def _object(file: Verbatim, flag: str) -> dict[str, Any]:
+    try:
+        value = jsonl.loads(file.data.removeprefix(jsonl.BOM))
+    except ValueError as error:
+        raise InputError(f"{flag} {file.name}: not JSON ({error})", hint="mend the file") from None
+    if not isinstance(value, dict):
+        raise InputError(f"{flag} {file.name}: not a JSON object", hint="mend the file")
+    return value
+
+
+def parse_limits(pairs: Sequence[str]) -> dict[str, int]:
+    """Parse ``NAME=N`` pairs, the user's own values for dated limits.
+
+    Raises:
+        InputError: A pair is not of that form.
+    """
+    limits = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not value.strip().isdigit():
+            raise InputError(f"--limit-override {pair}: not NAME=N", hint="for example image_bytes=5000000")
+        limits[name.strip()] = int(value)
+    return limits
