@@ -8,12 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("COLUMNS", "120")
 os.environ["_TYPER_FORCE_DISABLE_TERMINAL"] = "1"
 for _name in ("FORCE_COLOR", "GITHUB_ACTIONS", "PY_COLORS"):
     os.environ.pop(_name, None)
 os.environ["NO_COLOR"] = "1"
+
+settings.register_profile(
+    "vlmbatch", deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+settings.load_profile("vlmbatch")  # no test judges time; a test that wants more examples says so
 
 PHOTOS = Path(__file__).resolve().parents[2] / "shared" / "data" / "photos"
 """Real photographs beside the checkout; they are not ours, so they are not in it."""

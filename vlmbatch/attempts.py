@@ -74,11 +74,12 @@ class Outcome(NamedTuple):
 
 
 class Settled(NamedTuple):
-    """What resume needs of one line: whose it is, and whether the row needs no sending any more."""
+    """What resume needs of one line: whose it is, whether the row needs no sending any more, whether a model spoke."""
 
     custom_id: str
     line_sha256: str | None
     is_settled: bool
+    is_answer: bool
 
 
 # --- the journal of batch jobs, as far as reading results needs it -------------------------------------------
@@ -326,8 +327,10 @@ def asked(run: RunDir, provider: Provider, output: str = "") -> Asked:
     answer = run.info.get("answer") or {}
     wanted = (answer.get("outputs") or {}).get(output) if output else None
     wanted = answer if wanted is None else wanted
+    request = run.info["request"]
+    params = (request.get("outputs") or {}).get(output) or request.get("params") or {}
     return Asked(
-        max_tokens=provider.max_tokens(run.info["request"].get("params") or {}),
+        max_tokens=provider.max_tokens(params),
         json=bool(wanted.get("json")),
         schema=wanted.get("schema"),
     )
@@ -354,12 +357,12 @@ def is_settled(verdict: Verdict, reading: Reading, outcome: Outcome) -> bool:
     return outcome.is_final and error is not None and not error["is_retryable"]
 
 
-def iter_settled(path: str, run: RunDir, provider: Provider) -> Iterator[Settled]:
+def iter_settled(path: str, run: RunDir, provider: Provider, *, rehearsal: bool = False) -> Iterator[Settled]:
     """Yield what resume needs of each line of a results file, reading no answer that its line already judges.
 
     A line that we wrote has ``error`` null exactly where the adapter read an answer at the time, and an error that
     says whether it is final. Every other line (an older or foreign writer, a provider's raw file) is judged anew.
-    Rehearsals never settle a row.
+    Rehearsals count alone (``rehearsal``) or not at all.
 
     Raises:
         OSError: The file cannot be read.
@@ -374,10 +377,15 @@ def iter_settled(path: str, run: RunDir, provider: Provider) -> Iterator[Settled
         settled = _settled_by_word(value)
         if settled is None:
             outcome = reader.read(value, line.number, line.offset, len(line.data))
-            if outcome is None or outcome.rehearsal:
+            if outcome is None or outcome.rehearsal != rehearsal:
                 continue
             reading, verdict = judge(outcome, provider, anything)
-            settled = Settled(outcome.custom_id, outcome.line_sha256, is_settled(verdict, reading, outcome))
+            settled = Settled(
+                outcome.custom_id,
+                outcome.line_sha256,
+                is_settled(verdict, reading, outcome),
+                verdict.status in MODEL_ANSWERS,
+            )
         yield settled
 
 
@@ -389,9 +397,9 @@ def _settled_by_word(value: dict[str, Any]) -> Settled | None:
         error = value["error"]
         if error is None:
             answered = _OK_FIRST <= value["status_code"] <= _OK_LAST
-            return Settled(value["custom_id"], value["line_sha256"], True) if answered else None
+            return Settled(value["custom_id"], value["line_sha256"], True, True) if answered else None
         settled = not error["is_retryable"] and value.get("final") is not False
-        return Settled(value["custom_id"], value["line_sha256"], settled) if settled else None
+        return Settled(value["custom_id"], value["line_sha256"], True, False) if settled else None
     except (KeyError, TypeError):
         return None
 

@@ -160,9 +160,7 @@ def _width(text: str) -> int:
     """Return how many columns a text takes in a terminal."""
     if text.isascii():
         return len(text)
-    return sum(
-        0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text
-    )
+    return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
 
 
 @dataclass(slots=True)
@@ -239,5 +237,10 @@ class Watch:
             self._task = self._bar.add_task(self.label, total=event.total, count="", rest="")
             self._bar.start()
         self._bar.update(
-            self._task, description=self.label, completed=event.done, total=event.total, count=self._count(event), rest=rest
+            self._task,
+            description=self.label,
+            completed=event.done,
+            total=event.total,
+            count=self._count(event),
+            rest=rest,
         )

@@ -7,7 +7,8 @@
     │   └─ SchemaVersionError  a file written by a newer major version of its schema
     ├─ IntegrityError      3   bytes, hashes or ids disagree; nothing was sent
     ├─ RefusedError        4   the provider refused the whole run (key, quota, credit, model)
-    └─ CheckFailed         1   the work is done, a check that was asked for does not hold
+    ├─ CheckFailed         1   the work is done, a check that was asked for does not hold
+    └─ Interrupted       130   the user stopped it; what was done is saved
 
 An exception holds data: what, where, what to do next. Only the console makes sentences with colour of it.
 """
@@ -107,3 +108,10 @@ class CheckFailed(VlmbatchError):  # noqa: N818  (a verdict, not a fault)
 
     exit_code = Exit.CHECK_FAILED
     code = "check_failed"
+
+
+class Interrupted(VlmbatchError):  # noqa: N818  (a wish, not a fault)
+    """The user stopped the work; what was done is saved."""
+
+    exit_code = Exit.INTERRUPTED
+    code = "interrupted"

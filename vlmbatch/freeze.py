@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from typing import BinaryIO
 
     from vlmbatch.providers.base import Ask, Part, Provider
-    from vlmbatch.records import ShardRef
+    from vlmbatch.records import FileRef, ShardRef
     from vlmbatch.rundir import Draft
 
 _INDEX_DIGITS = 6
@@ -118,7 +118,7 @@ class ShardWriter:
     def _next_shard(self) -> None:
         self.close()
         self._name = f"shards/{len(self.shards):05d}.jsonl"
-        self._file = open(self._draft.file(self._name), "xb", buffering=1 << 20)  # noqa: SIM115  (closed by close())
+        self._file = self._draft.create(self._name)
         self._digest = hashlib.sha256()
         self._bytes = self._requests = self._images = 0
 
@@ -147,9 +147,9 @@ class LineWriter:
     def __init__(self, draft: Draft, name: str) -> None:
         self._draft = draft
         self._name = name
-        self._file = open(draft.file(name), "xb", buffering=1 << 20)  # noqa: SIM115  (closed by close())
+        self._file = draft.create(name)
         self._digest = hashlib.sha256()
-        self._bytes = 0
+        self.bytes = 0
         self.lines = 0
 
     def put(self, line: bytes) -> None:
@@ -157,10 +157,10 @@ class LineWriter:
         whole = line + b"\n"
         self._file.write(whole)
         self._digest.update(whole)
-        self._bytes += len(whole)
+        self.bytes += len(whole)
         self.lines += 1
 
-    def close(self) -> dict[str, Any]:
+    def close(self) -> FileRef:
         """Finish the file; return its reference ``{file, sha256, bytes}``."""
         jsonl.finish(self._file)
-        return self._draft.add(self._name, self._digest.hexdigest(), self._bytes)
+        return self._draft.add(self._name, self._digest.hexdigest(), self.bytes)

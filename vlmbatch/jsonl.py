@@ -142,11 +142,26 @@ def write_atomic(path: str, data: bytes, *, durable: bool = True) -> None:
     Raises:
         OSError: It could not be written; the old file stands and no temporary file is left.
     """
+    with atomic_writer(path, durable=durable) as file:
+        file.write(data)
+
+
+@contextlib.contextmanager
+def atomic_writer(path: str, *, durable: bool = True) -> Iterator[BinaryIO]:
+    """Open a file for writing in pieces; it takes the old one's place when the block ends without an exception.
+
+    Args:
+        path: The file; its folder must exist.
+        durable: Whether to wait until the disk has it.
+
+    Raises:
+        OSError: As for :func:`write_atomic`.
+    """
     folder = os.path.dirname(path)
     temporary = os.path.join(folder, f".{os.path.basename(path)}.{secrets.token_hex(4)}.tmp")
     try:
-        with open(temporary, "xb") as file:
-            file.write(data)
+        with open(temporary, "xb", buffering=_CHUNK) as file:
+            yield file
             file.flush()
             if durable:
                 os.fsync(file.fileno())

@@ -123,8 +123,8 @@ class Prices:
         rates = self._realtime()
         if rates is not None and self.batch_discount is not None:
             part = _ONE - self.batch_discount
-            rates = Rates(*(rate * part for rate in rates))
-            return rates._replace(input=rates.input if used is None else used, output=rates.output if made is None else made)
+            less = Rates(*(rate * part for rate in rates))
+            return Rates(less.input if used is None else used, less.output if made is None else made, less.cached)
         return None if used is None or made is None else Rates(used, made, used)
 
     def _realtime(self) -> Rates | None:
@@ -144,7 +144,7 @@ def parse_price(value: Any, where: str) -> Decimal:
     except InvalidOperation:
         price = Decimal(-1)
     if not price.is_finite() or price < 0:
-        raise InputError(f"{where}: {value!r} is not a price", hint="give a number such as 2.50, USD per million tokens")
+        raise InputError(f"{where}: {value!r} is not a price", hint="give USD per million tokens, such as 2.50")
     return price
 
 
@@ -169,5 +169,3 @@ def read_last(path: str) -> Prices | None:
             prices = Prices.parse(record, where=os.path.basename(path))
             last = prices if prices.rates("realtime") or prices.rates("batch") else last
     return last
-
-

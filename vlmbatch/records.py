@@ -358,15 +358,29 @@ class Verdict:
 
 
 class Superseded(TypedDict):
-    """An attempt that another one beat."""
+    """An attempt that another one beat; its tokens may have been billed all the same."""
 
     source_file: str
     source_line: int
     status: str
+    channel: str
+    usage: Usage
+
+
+class Review(TypedDict):
+    """What a reviewer said of a record, from reviews.jsonl."""
+
+    verdict: Literal["accept", "reject"]
+    comment: str
 
 
 class Record(TypedDict):
-    """One line of merged.jsonl: every key is always there, None = looked for, not there."""
+    """One line of merged.jsonl: every key is always there, None = looked for, not there.
+
+    ``authoritative`` names which of ``text`` and ``json`` is the answer that counts: ``json`` where JSON was asked
+    for and the whole answer is it, else ``text``; None where there is no answer. ``text`` is as it came either way.
+    ``notes`` are the codes of what is odd (``code_fence``, ``two_choices``, ``usage_zero`` ...), an open list.
+    """
 
     custom_id: str
     status: str
@@ -383,6 +397,13 @@ class Record(TypedDict):
     source_line: int | None
     superseded: list[Superseded]
     error: ErrorInfo | None
+    authoritative: Literal["json", "text"] | None
+    notes: list[str]
+    channel: str | None
+    latency_s: float | None
+    system_fingerprint: str | None
+    rehearsal: bool
+    review: Review | None
 
 
 # --- progress --------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import shutil
 from array import array
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, Any, cast
+from typing import IO, TYPE_CHECKING, Any, BinaryIO, cast
 
 from vlmbatch import jsonl
 from vlmbatch.errors import InputError, IntegrityError, Problem, SchemaVersionError
@@ -22,6 +22,8 @@ from vlmbatch.records import RUN_SCHEMA, Entry, Event, ManifestHead, RunInfo
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from vlmbatch.records import FileRef
 
 RUN_JSON = "run.json"
 MANIFEST = "manifest.jsonl"
@@ -36,6 +38,10 @@ PROGRESS = "progress.json"
 MERGED = "merged.jsonl"
 SUMMARY = "summary.json"
 REPORT = "report.html"
+REVIEWS = "reviews.jsonl"
+SEALED = "SEALED.sha256"
+REDACTED = "REDACTED.json"
+VERIFY = "verify.py"
 LOCKS = ".locks"
 
 REHEARSAL_PREFIX = "rehearsal-"
@@ -47,13 +53,15 @@ _HEX64 = re.compile(r"[0-9a-f]{64}")
 class Lock:
     """A lock on one part of a run: two runs on the same part of one folder refuse each other.
 
-    It is held by the operating system (flock), so a killed process leaves none behind.
+    It is held by the operating system (flock), so a killed process leaves none behind. A shared lock refuses only
+    those who want the part for themselves.
     """
 
-    def __init__(self, folder: str, part: str) -> None:
+    def __init__(self, folder: str, part: str, *, shared: bool = False) -> None:
         os.makedirs(os.path.join(folder, LOCKS), exist_ok=True)
         self._path = os.path.join(folder, LOCKS, f"{part}.lock")
         self._file: IO[bytes] | None = None
+        self._shared = shared
         self.part = part
 
     def __enter__(self) -> Lock:
@@ -61,7 +69,7 @@ class Lock:
 
         self._file = open(self._path, "ab")
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._file, (fcntl.LOCK_SH if self._shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except OSError:
             self._file.close()
             raise InputError(
@@ -87,15 +95,18 @@ class IdIndex:
         self._position = array("i")
         self._tail = array("I")
         self.count = 0
+        self.unique = 0
 
     def add(self, custom_id: str) -> None:
         """Append the next manifest line's id."""
         index, tail = self._split(custom_id)
         if index < 0:
             raise IntegrityError(f"manifest.jsonl: {custom_id!r} is not an id of this run")
-        while len(self._position) <= index:
-            self._position.append(-1)
-            self._tail.append(0)
+        gap = index + 1 - len(self._position)
+        if gap > 0:
+            self._position.extend(array("i", [-1]) * gap)
+            self._tail.extend(array("I", [0]) * gap)
+        self.unique += self._position[index] < 0
         self._position[index] = self.count
         self._tail[index] = tail
         self.count += 1
@@ -209,7 +220,7 @@ class RunDir:
         Raises:
             IntegrityError: Something differs; every difference is listed.
         """
-        expected = self._frozen_files()
+        expected = self.frozen_files()
         problems = [] if depth == "quick" else self._check_sums(expected)
         total = sum(size for _, size in expected.values())
         done = 0
@@ -229,7 +240,7 @@ class RunDir:
                 problems=problems,
             )
 
-    def _frozen_files(self) -> dict[str, tuple[str, int]]:
+    def frozen_files(self) -> dict[str, tuple[str, int]]:
         """Return {relative name: (sha256, bytes)} of everything that run.json names (bytes -1 = not told)."""
         info = self.info
         refs: list[Any] = [info["manifest"], *info["shards"], *info.get("inputs", []), info.get("rejected")]
@@ -281,9 +292,9 @@ class RunDir:
             if name.endswith(".jsonl") and not name.startswith(".") and name.startswith(REHEARSAL_PREFIX) == rehearsal
         ]
 
-    def lock(self, part: str = "all") -> Lock:
+    def lock(self, part: str = "all", *, shared: bool = False) -> Lock:
         """Return the lock of one part of the run (``with run.lock(): ...``)."""
-        return Lock(self.path, part)
+        return Lock(self.path, part, shared=shared)
 
 
 class LineReader:
@@ -350,6 +361,7 @@ class Draft:
             )
         self.path = os.path.join(parent, f".{os.path.basename(self.target)}.{secrets.token_hex(4)}.building")
         self._sums: dict[str, str] = {}
+        self._files: list[BinaryIO] = []
         self._made_parents = _missing_parents(parent)
 
     def __enter__(self) -> Draft:
@@ -358,6 +370,8 @@ class Draft:
         return self
 
     def __exit__(self, *_: object) -> None:
+        for file in self._files:
+            file.close()
         if os.path.isdir(self.path):
             shutil.rmtree(self.path, ignore_errors=True)
             for folder in reversed(self._made_parents):
@@ -368,7 +382,13 @@ class Draft:
         """Return the path of a file of the draft."""
         return os.path.join(self.path, *name.split("/"))
 
-    def write(self, name: str, data: bytes) -> dict[str, Any]:
+    def create(self, name: str) -> BinaryIO:
+        """Open a new file of the draft for writing in pieces; it is closed at the latest when the draft ends."""
+        file = open(self.file(name), "xb", buffering=1 << 20)  # noqa: SIM115  (closed by __exit__)
+        self._files.append(file)
+        return file
+
+    def write(self, name: str, data: bytes) -> FileRef:
         """Write one whole frozen file; return its reference ``{file, sha256, bytes}``."""
         with open(self.file(name), "xb") as file:
             file.write(data)
@@ -376,7 +396,7 @@ class Draft:
             os.fsync(file.fileno())
         return self.add(name, jsonl.sha256(data), len(data))
 
-    def add(self, name: str, sha256: str, size: int) -> dict[str, Any]:
+    def add(self, name: str, sha256: str, size: int) -> FileRef:
         """Note a frozen file that was written in pieces; return its reference."""
         self._sums[name] = sha256
         return {"file": name, "sha256": sha256, "bytes": size}

@@ -13,10 +13,10 @@ PACKAGE = Path(__file__).resolve().parents[2] / "vlmbatch"
 
 FLOORS = [
     {"errors", "records", "jsonl"},
-    {"images", "inputs", "tokens", "classify", "retry", "progress"},
+    {"images", "inputs", "tokens", "classify", "retry", "pace", "progress", "stop"},
     {"providers", "rundir"},
     {"freeze", "transport", "attempts"},
-    {"pace", "journal", "resume", "realtime", "batch", "carrier", "rehearsal"},
+    {"journal", "resume", "realtime", "batch", "carrier", "rehearsal"},
     {"stages"},
     {"config", "console", "api"},
     {"cli", "inference_runner"},

@@ -47,14 +47,14 @@ _HELP = """Send bulk vision-language requests from one folder that proves what w
 """
 
 
-def _show_version(value: bool) -> None:  # noqa: FBT001  (typer's callback)
+def _show_version(value: bool) -> None:
     if value:
         sys.stdout.write(f"vlmbatch {__version__}\n")
         raise typer.Exit
 
 
 def _root(
-    version: Annotated[  # noqa: ARG001
+    version: Annotated[
         bool, typer.Option("--version", help="Print the version.", callback=_show_version, is_eager=True)
     ] = False,
 ) -> None:

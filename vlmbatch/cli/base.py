@@ -33,7 +33,9 @@ VerboseOption = Annotated[
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Run folder, made by build.", show_default=False)]
 
 
-def finish(command: str, data: Any, *, as_json: bool, text: Callable[[], None], failed: VlmbatchError | None = None) -> None:
+def finish(
+    command: str, data: Any, *, as_json: bool, text: Callable[[], None], failed: VlmbatchError | None = None
+) -> None:
     """End a command: print its result (JSON or text) and leave with the right status.
 
     Args:
@@ -54,7 +56,7 @@ def finish(command: str, data: Any, *, as_json: bool, text: Callable[[], None], 
         raise Told(failed) if as_json else failed
 
 
-class Told(Exception):
+class Told(Exception):  # noqa: N818  (a message, not a fault)
     """An error that stands on stdout as JSON already: only its exit status is left to give."""
 
     def __init__(self, error: VlmbatchError) -> None:
@@ -103,13 +105,16 @@ def read_key(
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or re.match(r"(sk|AIza|hf_|gsk_)[-_A-Za-z0-9]{16,}", name):
             raise InputError(
                 "--api-key-env takes the name of a variable, and this looks like a key",
-                hint="export the key under a name, say OPENAI_API_KEY, give that name, and change the key: it is in your shell history now",
+                hint="give the name that it is exported under; and change the key: your shell keeps a history",
             )
     where = key_file or " or ".join(names)
     raw = _from_file(key_file) if key_file else next((environ[n] for n in names if environ.get(n, "").strip()), None)
     if raw is None:
         if is_required:
-            raise InputError(f"no API key: {where} is not set", hint=f"export {names[0] if names else 'KEY'}=…, or name another variable with --api-key-env")
+            raise InputError(
+                f"no API key: {where} is not set",
+                hint=f"export {names[0] if names else 'KEY'}=…, or name another variable with --api-key-env",
+            )
         return None
     key = raw.strip()
     if not key.isascii() or not key.isprintable() or " " in key:
@@ -126,7 +131,9 @@ def _from_file(path: str) -> str:
         with open(path, encoding="utf-8") as file:
             return file.readline()
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"--api-key-file {path}: cannot be read ({type(error).__name__})", hint="check the path") from None
+        raise InputError(
+            f"--api-key-file {path}: cannot be read ({type(error).__name__})", hint="check the path"
+        ) from None
 
 
 def run_app(app: typer.Typer, argv: Sequence[str], prog_name: str) -> int:
@@ -158,7 +165,10 @@ def run_app(app: typer.Typer, argv: Sequence[str], prog_name: str) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return Exit.BROKEN_PIPE
     except OSError as error:
-        failure = InputError(f"{error.filename or 'input or output'}: {error.strerror or error}", hint="check path, permissions and space")
+        failure = InputError(
+            f"{error.filename or 'input or output'}: {error.strerror or error}",
+            hint="check path, permissions and space",
+        )
         return _fail(failure, command, as_json=as_json, console=console)
     except Exception as error:  # noqa: BLE001  (the last door: a fault of ours)
         return _fault(error, argv, console)
@@ -174,7 +184,7 @@ def _fail(error: VlmbatchError, command: str, *, as_json: bool, console: Console
 def _usage(error: typer.TyperException, command: str, *, as_json: bool, console: Console) -> int:
     """Tell a usage error in one or two lines; a call without arguments shows the help instead."""
     context = getattr(error, "ctx", None)
-    if type(error).__name__ == "NoArgsIsHelpError":
+    if context is not None and type(error).__name__ == "NoArgsIsHelpError":
         sys.stdout.write(context.get_help() + "\n")
         return Exit.BAD_INPUT
     where = context.command_path if context else "vlmbatch"
@@ -192,5 +202,17 @@ def _fault(error: Exception, argv: Sequence[str], console: Console) -> int:
         "please report it with the command that you gave; VLMBATCH_DEBUG=1 shows the traceback",
     )
     if "--json" in argv:
-        out_bytes(jsonl.dumps_pretty({"schema": RESULT_SCHEMA, "status": "error", "exit_code": int(Exit.FAULT), "data": None, "errors": [{"code": "fault", "message": f"{type(error).__name__}: {error}", "hint": "please report it"}]}))
+        out_bytes(
+            jsonl.dumps_pretty(
+                {
+                    "schema": RESULT_SCHEMA,
+                    "status": "error",
+                    "exit_code": int(Exit.FAULT),
+                    "data": None,
+                    "errors": [
+                        {"code": "fault", "message": f"{type(error).__name__}: {error}", "hint": "please report it"}
+                    ],
+                }
+            )
+        )
     return Exit.FAULT

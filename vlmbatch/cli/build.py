@@ -21,12 +21,15 @@ _SHARDS = "Folder and shards"
 def build(
     sources: Annotated[
         list[str] | None,
-        typer.Argument(metavar="SOURCE…", help="Folders, images, or one table (- = JSONL on stdin).", show_default=False),
+        typer.Argument(
+            metavar="SOURCE…", help="Folders, images, or one table (- = JSONL on stdin).", show_default=False
+        ),
     ] = None,
     *,
     out_dir: Annotated[str, typer.Option("--out", "-o", metavar="RUN", help="Run folder to make.", show_default=False)],
     model: Annotated[
-        str | None, typer.Option("--model", "--model-id", help="The model, as the provider spells it.", rich_help_panel=_ASK)
+        str | None,
+        typer.Option("--model", "--model-id", help="The model, as the provider spells it.", rich_help_panel=_ASK),
     ] = None,
     provider: Annotated[
         str,
@@ -45,7 +48,8 @@ def build(
         int | None, typer.Option(help="Output limit, reasoning included (default 4096).", rich_help_panel=_ASK)
     ] = None,
     max_tokens_field: Annotated[
-        str, typer.Option(metavar="NAME", help="The limit's name in the body.", rich_help_panel=_ASK, show_default=False)
+        str,
+        typer.Option(metavar="NAME", help="The limit's name in the body.", rich_help_panel=_ASK, show_default=False),
     ] = "",
     temperature: Annotated[float | None, typer.Option(help="Sent only if given.", rich_help_panel=_ASK)] = None,
     top_p: Annotated[float | None, typer.Option(help="Sent only if given.", rich_help_panel=_ASK)] = None,
@@ -65,7 +69,8 @@ def build(
         str, typer.Option(metavar="PATH", help="The endpoint's path.", rich_help_panel=_ASK, show_default=False)
     ] = "",
     config: Annotated[
-        str | None, typer.Option(metavar="FILE", help="A pipeline file (YAML) that says it all.", rich_help_panel=_TABLE)
+        str | None,
+        typer.Option(metavar="FILE", help="A pipeline file (YAML) that says it all.", rich_help_panel=_TABLE),
     ] = None,
     image_field: Annotated[
         list[str] | None,
@@ -79,7 +84,9 @@ def build(
     ] = None,
     prompt_template: Annotated[
         str | None,
-        typer.Option(metavar="TEXT", help="Jinja2: {{ column }}, {{ image }} places the image.", rich_help_panel=_TABLE),
+        typer.Option(
+            metavar="TEXT", help="Jinja2: {{ column }}, {{ image }} places the image.", rich_help_panel=_TABLE
+        ),
     ] = None,
     image_base_path: Annotated[
         str | None, typer.Option(metavar="DIR", help="Where image paths start.", rich_help_panel=_TABLE)
@@ -98,7 +105,8 @@ def build(
         bool, typer.Option("--follow-links", help="Follow links in folders.", rich_help_panel=_TABLE)
     ] = False,
     check: Annotated[
-        str, typer.Option(metavar="full|quick", help="Decode every image, or look at structure.", rich_help_panel=_IMAGE)
+        str,
+        typer.Option(metavar="full|quick", help="Decode every image, or look at structure.", rich_help_panel=_IMAGE),
     ] = "full",
     orient: Annotated[
         str, typer.Option(metavar="keep|apply", help="Bake the EXIF orientation in.", rich_help_panel=_IMAGE)
@@ -108,7 +116,7 @@ def build(
     image_format: Annotated[
         str | None, typer.Option("--format", metavar="jpeg|png|webp", help="Re-encode.", rich_help_panel=_IMAGE)
     ] = None,
-    quality: Annotated[int | None, typer.Option(help="Of --format jpeg, webp.", rich_help_panel=_IMAGE)] = None,
+    quality: Annotated[int, typer.Option(help="Of JPEG and WebP written anew.", rich_help_panel=_IMAGE)] = 90,
     strip_metadata: Annotated[
         bool, typer.Option("--strip-metadata", help="Drop GPS, names, serials.", rich_help_panel=_IMAGE)
     ] = False,
@@ -118,9 +126,13 @@ def build(
     ] = False,
     limit_override: Annotated[
         list[str] | None,
-        typer.Option("--limit-override", metavar="NAME=N", help="Own value for a provider limit.", rich_help_panel=_IMAGE),
+        typer.Option(
+            "--limit-override", metavar="NAME=N", help="Own value for a provider limit.", rich_help_panel=_IMAGE
+        ),
     ] = None,
-    id_prefix: Annotated[str, typer.Option(help="Before every custom_id.", rich_help_panel=_SHARDS, show_default=False)] = "",
+    id_prefix: Annotated[
+        str, typer.Option(help="Before every custom_id.", rich_help_panel=_SHARDS, show_default=False)
+    ] = "",
     shard_max_bytes: Annotated[int | None, typer.Option(metavar="N", rich_help_panel=_SHARDS)] = None,
     shard_max_requests: Annotated[int | None, typer.Option(metavar="N", rich_help_panel=_SHARDS)] = None,
     skip_bad: Annotated[
@@ -136,7 +148,7 @@ def build(
     \b
       vlmbatch build images/ --out runs/r001 --model M --prompt-file prompt.txt
       vlmbatch build table.jsonl --out runs/r002 --model M --question-field question
-    """
+    """  # noqa: D301  (\b holds the lines below apart)
     from vlmbatch.images import ImagePolicy
     from vlmbatch.stages.build import build as build_run
     from vlmbatch.stages.plan import BuildOptions, parse_limits
@@ -173,12 +185,12 @@ def build(
         allow_outside=allow_outside,
         allow_no_image=allow_no_image,
         follow_links=follow_links,
-        image_policy=ImagePolicy.make(
-            check=check,
-            orient=orient,
+        image_policy=ImagePolicy(
+            check=check,  # type: ignore[arg-type]  # the policy itself refuses other words
+            orient=orient,  # type: ignore[arg-type]
             max_side=max_side,
             max_pixels=max_pixels,
-            format=image_format,
+            format=image_format,  # type: ignore[arg-type]
             quality=quality,
             strip_metadata=strip_metadata,
             convert_unsupported=convert_unsupported,

@@ -13,7 +13,43 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from vlmbatch.errors import Problem
     from vlmbatch.records import FileRef
+
+DEFAULT_IMAGE_FIELD = "image_path"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceOptions:
+    """How inputs become items: what the flags of build say about tables, prompts and paths.
+
+    Attributes:
+        prompt: Text for every request; in a table it stands before the row's question, a blank line between.
+        prompt_template: A Jinja2 template over the row's fields, instead of ``prompt``.
+        image_fields: Fields of a row that name images; each holds one image or a list of them.
+        question_field: The field that holds the row's question.
+        id_fields: Fields that together tell rows apart; two rows of one id stop the build.
+        image_base_path: Where relative image paths of a table start; None = the table's own folder.
+        image_order: ``first`` or ``last``: where the images stand if no template places them.
+        allow_outside: Whether a path may be absolute, a ``file://`` URL, or lead out of the image root.
+        allow_no_image: Whether a row may lack images.
+        follow_links: Whether a folder scan follows symbolic links.
+        encoding: Name of a table's character encoding; None = by its byte order mark, else UTF-8.
+        delimiter: What separates the cells of a CSV; None = the rule of :func:`vlmbatch.inputs.tables.sniff`.
+    """
+
+    prompt: str | None = None
+    prompt_template: str | None = None
+    image_fields: tuple[str, ...] = (DEFAULT_IMAGE_FIELD,)
+    question_field: str | None = None
+    id_fields: tuple[str, ...] = ()
+    image_base_path: str | None = None
+    image_order: str = "first"
+    allow_outside: bool = False
+    allow_no_image: bool = False
+    follow_links: bool = False
+    encoding: str | None = None
+    delimiter: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +117,23 @@ class Rejected:
     where: str = ""
     source_line: int | None = None
     path: str = ""
+    output: str = ""
+
+
+class RowError(Exception):
+    """Why one input cannot become a request; the source turns it into a :class:`Rejected` and goes on.
+
+    Args:
+        code: As in :class:`Rejected`.
+        message: What is wrong, without the place; long values are shortened.
+        path: The image at fault, where there is one.
+    """
+
+    def __init__(self, code: str, message: str, *, path: str = "") -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.path = path
 
 
 @dataclass(slots=True)
@@ -90,12 +143,15 @@ class SourceReport:
     Attributes:
         left_out: Files that a folder scan left out, by reason (``hidden``, ``litter``, ``suffix``, ``link`` ...).
         warnings: Sentences for people.
-        sha256: Digest of the input as a whole: of a table, the file's bytes; None for folders (build makes it from
-            the images).
+        problems: Bad input that is no input of its own (a folder that cannot be read): build refuses it like a
+            rejected input, or names it under --skip-bad.
+        sha256: Digest of the input as a whole: of one table, the file's bytes; of several, that of their
+            ``sha256sum`` lines; None for folders (build makes it from the images).
     """
 
     left_out: dict[str, int] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
     sha256: str | None = None
 
 
@@ -103,7 +159,8 @@ class Source(Protocol):
     """Somewhere that inputs come from. Iterate once; then ``report`` is complete."""
 
     kind: str
-    """``folder``, ``files``, ``jsonl``, ``json``, ``csv``, ``tsv``, ``parquet``, ``arrow`` or ``stdin``."""
+    """``folder``, ``files``, ``jsonl``, ``json``, ``csv``, ``tsv``, ``parquet``, ``arrow``, ``stdin``, or ``tables``
+    for several of different kinds."""
     path: str
     """Base name only: nothing absolute goes into a frozen file."""
     report: SourceReport
@@ -111,7 +168,11 @@ class Source(Protocol):
     """Number of inputs, once iteration has begun; None where only reading to the end would tell (a stream)."""
 
     def __iter__(self) -> Iterator[Item | Rejected]:
-        """Yield items and rejected inputs in input order."""
+        """Yield items and rejected inputs in input order.
+
+        Raises:
+            InputError: The input as a whole cannot be used; raised at the latest behind the last item.
+        """
         ...
 
 

@@ -46,7 +46,7 @@ class Ask:
         thinking_budget: Tokens for thinking, None = not sent.
         json_answer: Whether the answer is to be JSON.
         json_schema: The schema that it is to fit, None where there is none.
-        extra_body: Merged over the body's top level last.
+        extra_body: Laid over the body's top level last, each member replacing what stands there.
     """
 
     model: str
@@ -71,7 +71,7 @@ class Call:
     method: str
     path: str
     headers: Mapping[str, str] = field(default_factory=dict)
-    body: bytes = b""
+    body: bytes | bytearray | memoryview = b""
 
 
 class BatchLine(NamedTuple):
@@ -89,7 +89,23 @@ class BatchLine(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """What a provider takes, from data/limits.toml; None = no limit is documented. Bytes, pixels, counts."""
+    """What a provider takes, from data/limits.toml; None = no limit is documented. Bytes, pixels, counts.
+
+    Attributes:
+        media_types: What an image may be.
+        image_bytes: One image, as a file.
+        image_base64_bytes: One image, as the base64 text that is sent.
+        image_side_px: The longer side of one image.
+        image_pixels: Width times height of one image.
+        images_per_request: Images of one request.
+        many_images: Number of images in a request above which ``many_images_side_px`` holds for each of them.
+        many_images_side_px: The longer side of one image where there are many.
+        request_bytes: One request body.
+        batch_file_bytes: One batch job's file.
+        batch_requests: Requests of one batch job.
+        animated: Whether more than one frame is tolerated (the first is looked at).
+        warn: Lower thresholds by the same names, above which there is a warning and no refusal.
+    """
 
     media_types: frozenset[str]
     image_bytes: int | None
@@ -100,15 +116,30 @@ class Limits(NamedTuple):
     batch_file_bytes: int | None
     batch_requests: int | None
     animated: bool
+    image_pixels: int | None = None
+    many_images: int | None = None
+    many_images_side_px: int | None = None
+    warn: Mapping[str, int] = {}
 
 
 @runtime_checkable
 class Provider(Protocol):
     """One wire format. All methods are pure; each is listed in the order in which a request meets it."""
 
-    name: str
-    wire: str
-    """The wire format: providers that share one (vLLM and OpenAI chat) share a reader."""
+    @property
+    def name(self) -> str:
+        """The provider's name, as ``--provider`` takes it."""
+        ...
+
+    @property
+    def wire(self) -> str:
+        """The wire format: providers that share one (vLLM and OpenAI chat) share a reader."""
+        ...
+
+    @property
+    def takes_file_ids(self) -> bool:
+        """Whether an image may be named by an id of the provider's own file store."""
+        ...
 
     # --- making -----------------------------------------------------------------------------------------
 
@@ -122,8 +153,20 @@ class Provider(Protocol):
         """Return why the provider would refuse these images of one request as they would be sent, and warning codes."""
         ...
 
-    def limits(self, model: str) -> Limits:
-        """Return the dated limits for a model."""
+    def check_request(self, request_bytes: int, *, limits: Limits | None = None) -> list[Problem]:
+        """Return why the provider would refuse a body of this many bytes."""
+        ...
+
+    def limits(self, model: str, override: Mapping[str, Any] | None = None) -> Limits:
+        """Return the dated limits for a model, the user's own values laid over them.
+
+        Raises:
+            InputError: The user names a limit that there is not.
+        """
+        ...
+
+    def shard_limits(self, model: str) -> tuple[int, int]:
+        """Return the bytes and requests at which a shard is cut unless the user says otherwise."""
         ...
 
     def url(self, ask: Ask) -> str:
@@ -135,11 +178,19 @@ class Provider(Protocol):
         ...
 
     def body(self, ask: Ask, parts: Sequence[Part]) -> dict[str, Any]:
-        """Return the request body for one row; the freezer serialises it canonically, once."""
+        """Return the request body for one row; the freezer serialises it canonically, once.
+
+        Raises:
+            InputError: An image is named by a file id, which this wire format has no place for.
+        """
         ...
 
     def line(self, custom_id: str, inner: Any, ask: Ask) -> dict[str, Any]:
         """Return one batch line; ``inner`` (a spliced fragment) stands last in it."""
+        ...
+
+    def frozen_headers(self, ask: Ask) -> dict[str, str]:
+        """Return the headers that are part of the request's meaning (never a secret); run.json keeps them."""
         ...
 
     # --- sending ----------------------------------------------------------------------------------------
@@ -148,16 +199,29 @@ class Provider(Protocol):
         """Return the provider's own address, empty where there is none (a local server)."""
         ...
 
-    def default_key_env(self) -> str:
-        """Return the conventional name of the key's variable, empty where no key is needed."""
+    def default_key_envs(self) -> tuple[str, ...]:
+        """Return the conventional names of the key's variable, the first one set wins; empty: no key is needed."""
         ...
 
     def endpoint(self, url: str, base_url: str) -> str:
-        """Return the whole URL for realtime sending, from the frozen path and a base URL."""
+        """Return the whole URL of a path, from the path and a base URL (empty: the provider's own).
+
+        Raises:
+            InputError: There is no base URL, or it is none.
+        """
         ...
 
-    def headers(self, key: str | None, params: Mapping[str, Any]) -> dict[str, str]:
-        """Return the headers of a realtime request, key included where there is one."""
+    def is_direct(self, base_url: str) -> bool:
+        """Tell whether a base URL is the provider's own address, not a relay's; any is where there is no own one."""
+        ...
+
+    def headers(self, key: str | None, frozen_headers: Mapping[str, str]) -> dict[str, str]:
+        """Return the headers of a request, key included where there is one.
+
+        Args:
+            key: The key's value.
+            frozen_headers: ``request.headers`` of run.json, where it has any.
+        """
         ...
 
     def models_call(self) -> Call | None:
@@ -175,7 +239,7 @@ class Provider(Protocol):
     # --- reading ----------------------------------------------------------------------------------------
 
     def max_tokens(self, body: Mapping[str, Any]) -> int | None:
-        """Return the output limit that stands in a frozen body, whatever put it there."""
+        """Return the output limit that stands in a frozen body or its params, whatever put it there."""
         ...
 
     def read(self, status_code: int | None, body: Any) -> Reading:
@@ -183,7 +247,10 @@ class Provider(Protocol):
         ...
 
     def ends_run(self, status_code: int | None, body: Any) -> str | None:
-        """Return why no other row can fare better either (key, quota, model), or None."""
+        """Return why no other row can fare better either (key, quota, model), or None.
+
+        Ask this before ``is_retryable``: an empty account ends the run now, and the row may be sent again later.
+        """
         ...
 
     def retry_after_s(self, status_code: int | None, body: Any) -> float | None:

@@ -21,9 +21,11 @@ if TYPE_CHECKING:
 
 TryFault = Literal["http_429", "http_500", "http_503", "reset", "html_200"]
 
+BatchEnd = Literal["completed", "expired", "failed", "cancelled"]
+
 TRY_FAULTS: Final[tuple[TryFault, ...]] = get_args(TryFault)
 ANSWER_FAULTS: Final[tuple[AnswerFault, ...]] = get_args(AnswerFault)
-BATCH_ENDS: Final = ("completed", "expired", "failed", "cancelled")
+BATCH_ENDS: Final[tuple[BatchEnd, ...]] = get_args(BatchEnd)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +47,8 @@ class BatchFaults:
     """
 
     looks: int = 2
-    end: str = "completed"
-    ends: tuple[str, ...] = ()
+    end: BatchEnd = "completed"
+    ends: tuple[BatchEnd, ...] = ()
     fail_code: str = "token_limit_exceeded"
     full_creates: int = 0
     lost_creates: int = 0

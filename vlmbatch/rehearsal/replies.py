@@ -6,7 +6,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from vlmbatch import jsonl
+from vlmbatch import jsonl, tokens
 from vlmbatch.rehearsal.answers import compose, look
 from vlmbatch.rehearsal.wires.base import Asked, BadImage, BadRequest, Picture
 
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from vlmbatch.rehearsal.wires.base import Wire
 
 _KEPT_REPLIES = 4096
+FALLBACK_SCHEME = "openai-tile"
+"""How pictures are billed for a model that no row of the token table is for."""
+
 HTML = b"<!doctype html><html><head><title>Bad gateway</title></head><body>Please try again later.</body></html>"
 
 
@@ -115,6 +118,14 @@ _MESSAGES = {
 }
 
 
-def image_tokens(asked: Asked, width: int, height: int) -> int:  # noqa: ARG001
-    """Return what one picture is billed."""
-    return -(-width // 32) * -(-height // 32)
+def image_tokens(asked: Asked, width: int, height: int) -> int:
+    """Return what one picture is billed: by the model's published formula, by a common one where none is known.
+
+    Raises:
+        BadImage: The model's own processor refuses pictures of such a shape.
+    """
+    scheme = tokens.pick(asked.model, detail=asked.detail) or tokens.pick(asked.model, FALLBACK_SCHEME)
+    counted = scheme.count(width, height) if scheme else tokens.ImageTokens(0, "")
+    if counted.refused:
+        raise BadImage(counted.refused)
+    return counted.tokens

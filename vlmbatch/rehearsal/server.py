@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-import struct
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +14,13 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from vlmbatch import jsonl
+from vlmbatch.rehearsal.apis import batch_generate, message_batches
+from vlmbatch.rehearsal.apis.batch_generate import BatchGenerate
+from vlmbatch.rehearsal.apis.files_and_batches import FilesAndBatches
+from vlmbatch.rehearsal.apis.message_batches import MessageBatches
 from vlmbatch.rehearsal.faults import Faults
+from vlmbatch.rehearsal.http import send
+from vlmbatch.rehearsal.jobs import Row, Store, StoredJob
 from vlmbatch.rehearsal.replies import Replies, Reply
 from vlmbatch.rehearsal.wires import CHAT, GENERATE_CONTENT, MESSAGES, PATHS
 
@@ -26,7 +31,8 @@ if TYPE_CHECKING:
 
 _MAX_BODY_BYTES = 1 << 30
 _WORKERS = 2
-_RESET_ON_CLOSE = struct.pack("ii", 1, 0)
+_VERSION = "anthropic-version"
+_WIRES_OF_APIS = {message_batches.NAME: MESSAGES, batch_generate.NAME: GENERATE_CONTENT}
 
 
 class Server:
@@ -37,6 +43,7 @@ class Server:
         requests: Requests for an answer so far, whatever became of them.
         bodies: How often each request body came, by its SHA-256.
         statuses: How often each HTTP status was answered to them (0 = the connection was broken).
+        store: Files and batch jobs; ``store.jobs`` holds every job that was ever made.
     """
 
     def __init__(self, faults: Faults, models: Sequence[str]) -> None:
@@ -46,7 +53,8 @@ class Server:
         self.statuses: Counter[int] = Counter()
         self._faults = faults
         self._models = tuple(models)
-        self._replies = Replies(faults, self._models)
+        self.store = Store(faults, self._answer_row)
+        self._replies = Replies(faults, self._models, self.store.file_bytes)
         self._open = 0
         self._pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="rehearsal")
 
@@ -59,7 +67,31 @@ class Server:
             app.router.add_post(path, self._generate)
         for version in ("v1", "v1beta"):
             app.router.add_post(f"/{version}/models/{{model}}:generateContent", self._generate)
+        self._add_batch_apis(app)
         return app
+
+    def _add_batch_apis(self, app: web.Application) -> None:
+        batches = FilesAndBatches(self.store, self._replies, self._faults, CHAT)
+        messages = MessageBatches(self.store, self._replies, self._faults, MESSAGES)
+        generate = BatchGenerate(self.store, self._replies, self._faults, GENERATE_CONTENT)
+        for api in (batches, messages, generate):
+            app.add_routes(api.routes())
+
+        # Two APIs have files under one path: the version header tells which of them is meant.
+        async def upload(request: web.Request) -> web.StreamResponse:
+            return await (messages if _VERSION in request.headers else batches).upload(request)
+
+        async def list_files(request: web.Request) -> web.StreamResponse:
+            return await (messages if _VERSION in request.headers else batches).list_files(request)
+
+        app.add_routes([web.post("/v1/files", upload), web.get("/v1/files", list_files)])
+
+    def _answer_row(self, job: StoredJob, row: Row, digest: str) -> Reply:
+        """Answer one row of a batch job as a realtime request is answered; what breaks a connection there is a 500."""
+        wire = _WIRES_OF_APIS.get(job.api) or PATHS[job.marks["endpoint"]]
+        reply = self._replies.reply(wire, job.model, row.body, digest, 0)
+        is_answer = reply.status and reply.content_type == "application/json"
+        return reply if is_answer else self._replies.error(wire, 500)
 
     def close(self) -> None:
         """Let the worker threads end."""
@@ -106,30 +138,11 @@ class Server:
 
     async def _counts(self, _: web.Request) -> web.StreamResponse:
         """Return the counters, for tests in another process."""
-        return web.json_response({"requests": self.requests, "statuses": self.statuses})
+        return web.json_response({"requests": self.requests, "statuses": self.statuses, "jobs": self.store.describe()})
 
 
 async def _health(_: web.Request) -> web.StreamResponse:
     return web.json_response({})
-
-
-async def send(request: web.Request, reply: Reply) -> web.StreamResponse:
-    """Send a reply; status 0 sends half of it and resets the connection."""
-    headers = {"x-request-id": "req_rehearsal", **reply.headers}
-    if reply.status:
-        return web.Response(
-            status=reply.status, body=reply.body, headers=headers, content_type=reply.content_type, charset="utf-8"
-        )
-    response = web.StreamResponse(headers={**headers, "content-length": str(len(reply.body))})
-    response.content_type = reply.content_type
-    await response.prepare(request)
-    await response.write(reply.body[: len(reply.body) // 2])
-    if request.transport is not None:
-        sock = request.transport.get_extra_info("socket")
-        if sock is not None:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
-        request.transport.abort()
-    return response
 
 
 @contextlib.contextmanager

@@ -8,35 +8,28 @@ from __future__ import annotations
 
 import base64
 import os
-import socket
-from array import array
-from collections import Counter, deque
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from hashlib import sha256
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from vlmbatch import __version__, images, jsonl, providers
+from vlmbatch import images, providers
 from vlmbatch.errors import InputError, Problem
-from vlmbatch.freeze import Frozen, LineWriter, ShardWriter, custom_id, freeze, id_stem
+from vlmbatch.freeze import custom_id, freeze
 from vlmbatch.inputs.base import Item, Rejected
 from vlmbatch.providers.base import ImagePart
-from vlmbatch.records import REJECTED_SCHEMA, RUN_SCHEMA, Event, ImageFacts, ImageRecord, RunInfo
-from vlmbatch.rundir import MANIFEST, REJECTED, Draft, RunDir
+from vlmbatch.records import Event, ImageFacts, ImageRecord
+from vlmbatch.rundir import Draft, RunDir
 from vlmbatch.stages.plan import BuildOptions, Plan, plan
+from vlmbatch.stages.press import Made, Press
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from concurrent.futures import Future
 
     from vlmbatch.images import ImagePolicy
     from vlmbatch.inputs.base import ImageSource
     from vlmbatch.providers.base import Ask, Part, Provider
-
-_SHOWN_PROBLEMS = 1000
-"""Bad inputs kept for the message; all are counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,17 +49,6 @@ class BuildResult:
     warnings: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Made:
-    """One item after the workers are done with it: a frozen line with its images."""
-
-    item: Item
-    frozen: Frozen
-    images: list[ImageRecord]
-    facts: tuple[ImageFacts, ...]
-    warnings: tuple[str, ...]
-
-
 def build(options: BuildOptions, *, on_event: Callable[[Event], None] | None = None) -> BuildResult:
     """Make a run folder.
 
@@ -82,13 +64,16 @@ def build(options: BuildOptions, *, on_event: Callable[[Event], None] | None = N
     provider = providers.get(options.provider, next(iter(todo.asks.values())).url)
     warnings = _check_asks(provider, todo.asks)
     with Draft(options.out) as draft:
-        press = _Press(todo, provider, draft)
+        press = Press(todo, provider, draft)
         press.feed(_pressed(todo, provider, press.stem), on_event)
         info = press.finish()
         draft.publish(info)
     report = todo.source.report
     return BuildResult(
-        RunDir.open(options.out), info["counts"], report.left_out, (*warnings, *report.warnings, *press.warnings())
+        RunDir.open(options.out),
+        info["counts"],
+        report.left_out,
+        (*warnings, *report.warnings, *map(str, report.problems), *press.warnings()),
     )
 
 
@@ -112,12 +97,12 @@ def _check_asks(provider: Provider, asks: dict[str, Ask]) -> list[str]:
 # --- workers: item → frozen line ---------------------------------------------------------------------------
 
 
-def _pressed(todo: Plan, provider: Provider, stem: str) -> Iterator[_Made | Rejected]:
+def _pressed(todo: Plan, provider: Provider, stem: str) -> Iterator[Made | Rejected]:
     """Yield items frozen or rejected, in input order, from a bounded window of worker threads."""
     workers = todo.options.workers or os.cpu_count() or 1
-    window: deque[Future[_Made | Rejected] | Rejected] = deque()
+    window: deque[Future[Made | Rejected] | Rejected] = deque()
 
-    def next_done() -> _Made | Rejected:
+    def next_done() -> Made | Rejected:
         head = window.popleft()
         return head if isinstance(head, Rejected) else head.result()
 
@@ -134,7 +119,7 @@ def _pressed(todo: Plan, provider: Provider, stem: str) -> Iterator[_Made | Reje
             pool.shutdown(cancel_futures=True)
 
 
-def _make(item: Item, todo: Plan, provider: Provider, stem: str) -> _Made | Rejected:
+def _make(item: Item, todo: Plan, provider: Provider, stem: str) -> Made | Rejected:
     """Read and check the images of one item and freeze its request; a bad image makes it a rejection."""
     ask = todo.asks[item.output]
     limits = provider.limits(ask.model, todo.options.limits)
@@ -150,12 +135,14 @@ def _make(item: Item, todo: Plan, provider: Provider, stem: str) -> _Made | Reje
     sent_facts = [sent for _, _, sent, _ in taken]
     problems, warnings = provider.check_images(sent_facts, limits=limits)
     if problems:
-        path = item.images[0].path if item.images else ""
-        return _reject(item, path, problems[0].code, "; ".join(problem.message for problem in problems))
+        return _refused(item, problems)
     first = taken[0][1].sha256 if taken else None
     frozen = freeze(provider, ask, custom_id(stem, item.index, first), list(_parts(item, taken)))
+    problems = provider.check_request(frozen.body_length, limits=limits)
+    if problems:
+        return _refused(item, problems)
     records = [_image_record(source, original, sent) for source, original, sent, _ in taken]
-    return _Made(item, frozen, records, tuple(original for _, original, _, _ in taken), tuple(warnings))
+    return Made(item, frozen, records, tuple(original for _, original, _, _ in taken), tuple(warnings))
 
 
 def _take(source: ImageSource, policy: ImagePolicy, limits: Any) -> tuple[ImageFacts, ImageFacts, bytes]:
@@ -201,203 +188,11 @@ def _image_record(source: ImageSource, facts: ImageFacts, sent: ImageFacts) -> I
     return record
 
 
+def _refused(item: Item, problems: Sequence[Problem]) -> Rejected:
+    """Make a rejection of what the provider would refuse."""
+    path = item.images[0].path if len(item.images) == 1 else ""
+    return _reject(item, path, problems[0].code, "; ".join(problem.message for problem in problems))
+
+
 def _reject(item: Item, path: str, code: str, message: str) -> Rejected:
     return Rejected(item.index, code, message, where=item.where, source_line=item.source_line, path=path)
-
-
-# --- the writer: frozen lines → folder ---------------------------------------------------------------------
-
-
-class _Press:
-    """Takes frozen lines in input order and writes the folder; holds counts, never lines."""
-
-    def __init__(self, todo: Plan, provider: Provider, draft: Draft) -> None:
-        options = todo.options
-        self._plan = todo
-        self._provider = provider
-        self._draft = draft
-        self._ask = next(iter(todo.asks.values()))
-        max_bytes, max_requests = provider.shard_limits(self._ask.model)
-        self._max_bytes = options.shard_max_bytes or max_bytes
-        self._shards = ShardWriter(
-            draft, max_bytes=self._max_bytes, max_requests=options.shard_max_requests or max_requests
-        )
-        self._manifest = LineWriter(draft, MANIFEST)
-        self._rejected = LineWriter(draft, REJECTED) if options.skip_bad else None
-        self._problems: list[Problem] = []
-        self._bad = 0
-        self._image_count = 0
-        self._hashes = array("Q")  # 8 bytes an image: enough to count duplicates, and memory stays flat
-        self._source_digest = sha256()
-        self._noticed: Counter[str] = Counter()
-        self.stem = id_stem(options.id_prefix, self._what_is_asked())
-
-    def _what_is_asked(self) -> list[Any]:
-        texts = {role: jsonl.sha256(file.data) for role, file in sorted(self._plan.verbatim.items())}
-        params = {name: self._provider.params(ask) for name, ask in sorted(self._plan.asks.items())}
-        return [self._ask.model, texts, params]
-
-    def feed(self, made: Iterable[_Made | Rejected], on_event: Callable[[Event], None] | None) -> None:
-        """Write every line; once something is bad and must not be, only go on checking.
-
-        Raises:
-            InputError: There are bad inputs, or nothing to build.
-        """
-        total = getattr(self._plan.source, "total", None)
-        for done, one in enumerate(made, start=1):
-            if isinstance(one, Rejected):
-                self._reject(one)
-            elif not self._bad or self._plan.options.skip_bad:
-                self._put(one)
-            if on_event:
-                on_event(Event("progress", "build", done=done, total=total))
-        self._refuse_bad()
-
-    def _put(self, made: _Made) -> None:
-        frozen, item = made.frozen, made.item
-        shard, offset = self._shards.put(frozen.line, images=len(made.images))
-        head: dict[str, Any] = {
-            "custom_id": frozen.custom_id,
-            "shard": shard,
-            "offset": offset,
-            "length": len(frozen.line),
-            "body_offset": frozen.body_offset,
-            "body_length": frozen.body_length,
-            "inner_sha256": frozen.inner_sha256,
-            "line_sha256": frozen.line_sha256,
-            "images": made.images,
-        }
-        if item.source_line is not None:
-            head["source_line"] = item.source_line
-        if item.output:
-            head["output"] = item.output
-        head["row"] = jsonl.Fragment(item.row)
-        self._manifest.put(jsonl.dumps(head))
-        for record in made.images:
-            self._image_count += 1
-            self._hashes.append(int(record["sha256"][:16], 16))
-            self._source_digest.update(f"{record['sha256']}  {record['path']}\n".encode("utf-8", "surrogateescape"))
-        self._notice(made)
-
-    def _notice(self, made: _Made) -> None:
-        for facts in made.facts:
-            self._noticed.update(facts.notes)
-            self._noticed["gps"] += facts.has_gps
-            self._noticed["turned"] += facts.orientation in range(2, 9)
-        self._noticed.update(made.warnings)
-        self._noticed["oversize"] += len(made.frozen.line) >= self._max_bytes
-
-    def _reject(self, rejected: Rejected) -> None:
-        self._bad += 1
-        where = rejected.path if rejected.source_line is None else rejected.where
-        if len(self._problems) < _SHOWN_PROBLEMS:
-            self._problems.append(Problem(rejected.code, rejected.message, where or rejected.path, rejected.source_line))
-        if self._rejected is not None:
-            self._rejected.put(
-                jsonl.dumps(
-                    {
-                        "schema": REJECTED_SCHEMA,
-                        "index": rejected.index,
-                        "source_line": rejected.source_line,
-                        "path": rejected.path or None,
-                        "reason": {"code": rejected.code, "message": rejected.message},
-                    }
-                )
-            )
-
-    def _refuse_bad(self) -> None:
-        if self._bad and not self._plan.options.skip_bad:
-            raise InputError(
-                f"{self._bad} bad input(s); nothing was written",
-                hint="mend them, or --skip-bad records them in rejected.jsonl and goes on",
-                problems=self._problems,
-            )
-        if not self._manifest.lines:
-            raise InputError(
-                f"nothing to build: {self._plan.source.path} gave no usable input",
-                hint="check the path; hidden files and files with known non-image suffixes are left out",
-                problems=self._problems,
-            )
-
-    def finish(self) -> RunInfo:
-        """Close the files, copy the verbatim inputs, and return run.json."""
-        options, ask = self._plan.options, self._ask
-        self._shards.close()
-        manifest = self._manifest.close()
-        rejected = self._rejected.close() if self._rejected else None
-        copies = {
-            role: self._draft.write(f"inputs/{file.name}", file.data) for role, file in self._plan.verbatim.items()
-        }
-        source = self._plan.source
-        return {
-            "schema": RUN_SCHEMA,
-            "tool": {"name": "vlmbatch", "version": __version__},
-            "libraries": self._libraries(),
-            "created_at": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-            "host": socket.gethostname(),
-            "provider": options.provider,
-            "model": ask.model,
-            "request": self._request(),
-            "prompt": copies.get("prompt"),  # type: ignore[typeddict-item]  # a FileRef
-            "system": copies.get("system"),  # type: ignore[typeddict-item]
-            "inputs": list(copies.values()),  # type: ignore[typeddict-item]
-            "source": {
-                "kind": source.kind,
-                "path": source.path,
-                "sha256": source.report.sha256 or self._source_digest.hexdigest(),
-                "count": self._manifest.lines + self._bad,
-            },
-            "image_policy": options.image_policy.as_record(),
-            "answer": self._plan.answer,
-            "id_stem": self.stem,
-            "counts": self._counts(),
-            "shards": self._shards.shards,
-            "manifest": {**manifest, "requests": self._manifest.lines},  # type: ignore[typeddict-item]
-            "rejected": rejected,  # type: ignore[typeddict-item]
-            "settings": self._plan.settings,
-            "extensions": {},
-        }
-
-    def _request(self) -> Any:
-        """Return what is asked apart from prompt and images; where outputs differ, each one's params by name."""
-        asks = self._plan.asks
-        request: dict[str, Any] = {
-            "method": "POST",
-            "url": self._provider.url(self._ask),
-            "params": self._provider.params(self._ask),
-        }
-        headers = self._provider.frozen_headers(self._ask)
-        if headers:
-            request["headers"] = headers
-        if len(asks) > 1:
-            request["outputs"] = {name: self._provider.params(ask) for name, ask in asks.items()}
-        return request
-
-    def _libraries(self) -> dict[str, str]:
-        """Return the versions of what can change a frozen byte; two machines differ for nothing else."""
-        names = ["orjson"] + (["pillow"] if self._plan.options.image_policy.changes_bytes else [])
-        return {name: version(name) for name in names}
-
-    def _counts(self) -> dict[str, int]:
-        return {
-            "requests": self._manifest.lines,
-            "rejected": self._bad,
-            "images": self._image_count,
-            "duplicate_images": self._image_count - len(set(self._hashes)),
-        }
-
-    def warnings(self) -> list[str]:
-        """Return one sentence for each odd thing that was noticed, with its count."""
-        noticed = self._noticed
-        return [f"{noticed[code]:,} {sentence}" for code, sentence in _SENTENCES.items() if noticed[code]]
-
-
-_SENTENCES = {
-    "gps": "image(s) carry a GPS position, which leaves the building with them; --strip-metadata drops it",
-    "turned": "image(s) have an EXIF orientation, which servers may or may not apply; --orient apply bakes it in",
-    "tiny": "image(s) have a side below 28 pixels; several models refuse or misread them",
-    "slim": "image(s) are over 200 times longer than wide; several models refuse them",
-    "broken_exif": "image(s) have broken EXIF metadata; the pixels are fine",
-    "trailing_bytes": "image(s) have stray bytes behind their end; they are sent as they are",
-    "oversize": "request(s) are larger than a whole shard may be and stand alone in theirs",
-}

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from vlmbatch.images import ImagePolicy
     from vlmbatch.inputs.base import Source
-    from vlmbatch.inputs.pipeline import Pipeline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,96 @@
+"""The run folder: opening, ids, locks, schema versions."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vlmbatch import rundir
+from vlmbatch.errors import InputError, IntegrityError, SchemaVersionError
+from vlmbatch.freeze import custom_id
+from vlmbatch.rundir import Draft, IdIndex, Lock, RunDir
+
+_hex8 = st.text("0123456789abcdef", min_size=8, max_size=8)
+
+
+@given(st.dictionaries(st.integers(0, 3_000_000), _hex8, max_size=30), st.integers(0, 3_000_001), _hex8)
+def test_id_index_knows_its_own_ids_alone(ids: dict[int, str], other: int, tail: str) -> None:
+    """Every id of the manifest is found at its line; any other one, alike or not, is found nowhere."""
+    stem = "x_abc123"
+    index = IdIndex(stem)
+    for number, digits in sorted(ids.items()):
+        index.add(custom_id(stem, number, digits))
+    for position, (number, digits) in enumerate(sorted(ids.items())):
+        assert index.position(custom_id(stem, number, digits)) == position
+    if ids.get(other) != tail:
+        assert index.position(custom_id(stem, other, tail)) == -1
+    for foreign in ("", "x", f"{stem}-1", f"{stem}-٣-{tail}", f"y_abc123-000001-{tail}", None, 7, f"{stem}-1-zzzzzzzz"):
+        assert index.position(foreign) == -1
+
+
+@given(st.text("ab\\\"',:{}rowé\n ", max_size=30), st.text("ab\\\"',:{}row", max_size=30))
+def test_parse_entry_cuts_the_row_where_it_stands(path: str, cell: str) -> None:
+    """Whatever a path or a cell holds, the row comes out byte for byte."""
+    row = json.dumps({"row": cell, ',"row":': [cell]}).encode()
+    image = {"path": path, "sha256": "0" * 64, "bytes": 1, "width": 1, "height": 1, "media_type": "image/png"}
+    head = {
+        "custom_id": "a",
+        "shard": "shards/00000.jsonl",
+        "offset": 0,
+        "length": 1,
+        "body_offset": 0,
+        "body_length": 1,
+        "inner_sha256": "",
+        "line_sha256": "",
+        "images": [image],
+    }
+    line = json.dumps(head, separators=(",", ":")).encode()[:-1] + b',"row":' + row + b"}"
+    entry = rundir.parse_entry(line, 0)
+    assert entry.row == row
+    assert entry.images == [image]
+
+
+def test_open_missing_folder_says_what_to_give(tmp_path: Path) -> None:
+    """A folder that is no run is refused in words."""
+    with pytest.raises(InputError, match="not a run folder"):
+        RunDir.open(tmp_path / "none")
+
+
+def test_open_newer_major_is_refused(tmp_path: Path) -> None:
+    """A folder written by a newer major version is refused, with exit status 2."""
+    (tmp_path / "run.json").write_text('{"schema":"vlmbatch.run/2"}')
+    with pytest.raises(SchemaVersionError) as caught:
+        RunDir.open(tmp_path)
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize("name", ["/etc/passwd", "../x", "a/../../x", "a\\b"])
+def test_file_never_leads_out_of_the_folder(tmp_path: Path, name: str) -> None:
+    """A name in run.json that leads out of the folder is an integrity error, not an open file."""
+    run = RunDir(str(tmp_path), {}, b"")  # type: ignore[typeddict-item]
+    with pytest.raises(IntegrityError):
+        run.file(name)
+
+
+def test_lock_second_holder_is_refused(tmp_path: Path) -> None:
+    """One part of a run has one worker; another part may have its own."""
+    with Lock(str(tmp_path), "all"):
+        with pytest.raises(InputError, match="another process"), Lock(str(tmp_path), "all"):
+            pass
+        with Lock(str(tmp_path), "0001"):
+            pass
+    with Lock(str(tmp_path), "all"):
+        pass
+
+
+def test_draft_without_publish_leaves_nothing(tmp_path: Path) -> None:
+    """A build that ends early leaves neither folder nor parents."""
+    target = tmp_path / "a" / "b" / "run"
+    with pytest.raises(RuntimeError), Draft(target) as draft:
+        draft.write("inputs/x", b"1")
+        raise RuntimeError
+    assert list(tmp_path.iterdir()) == []

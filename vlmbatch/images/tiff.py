@@ -1,0 +1,190 @@
+"""TIFF: the directories of its pages, and whether the pixels they point to lie inside the file (TIFF 6.0, BigTIFF)."""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from vlmbatch.images import exif
+from vlmbatch.images.base import MAX_PIXELS, Header, ImageError, damaged, notes_of, truncated
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_KIND, _WIDTH, _HEIGHT, _BITS, _SAMPLES = 254, 256, 257, 258, 277
+_TILE_WIDTH, _TILE_HEIGHT = 322, 323
+_XMP, _DNG_VERSION = 700, 50706
+_PLACES: Final = ((273, 279), (324, 325))
+"""Tags of where strips (or tiles) stand and how long they are."""
+
+_ONE_VALUE: Final = frozenset({_WIDTH, _HEIGHT, 259, 262, 266, _SAMPLES, 278, 284, 317, _TILE_WIDTH, _TILE_HEIGHT})
+_FOR_PIXELS: Final = _ONE_VALUE | {
+    *(258, 273, 279, 292, 293, 320, 324, 325, 332, 338, 339, 347, 512, 513, 514, 515, 517, 519, 520, 521),
+    *(529, 530, 531, 532, 34675),
+}
+"""What is needed to decode a page: layout, compression, colours, profile. Not among them: the orientation."""
+
+_MAX_SAMPLES: Final = 5
+_DEPTHS: Final = frozenset({1, 2, 4, 8, 16, 32})
+_MAX_PAGES: Final = 1 << 16
+_FORMATS: Final = {1: "B", 2: "B", 3: "H", 4: "I", 7: "B", 13: "I", 16: "Q"}
+"""Types whose values are whole numbers, as struct spells them; others are never asked for."""
+
+
+class _Layout(NamedTuple):
+    """How numbers stand in the file: byte order, and the wider fields of BigTIFF."""
+
+    order: str
+    is_big: bool
+
+    @property
+    def entry(self) -> struct.Struct:
+        return struct.Struct(f"{self.order}{'HHQ8s' if self.is_big else 'HHI4s'}")
+
+    @property
+    def entries(self) -> struct.Struct:
+        return struct.Struct(f"{self.order}{'Q' if self.is_big else 'H'}")
+
+    @property
+    def offset(self) -> struct.Struct:
+        return struct.Struct(f"{self.order}{'Q' if self.is_big else 'I'}")
+
+
+class _Entry(NamedTuple):
+    kind: int
+    values: int
+    """How many there are."""
+    value: bytes
+    """The value itself where it fits, else where it stands."""
+    position: int
+    """Where the entry stands."""
+
+
+_Page = dict[int, _Entry]
+
+
+def read(data: bytes, *, deep: bool) -> Header:
+    """Read the first page's header, and see that the pixels of every page lie inside the file.
+
+    Args:
+        data: The file.
+        deep: Makes no difference here.
+
+    Raises:
+        ImageError: ``truncated``, ``damaged``, or ``unsupported_type`` (camera raw, unusual samples).
+    """
+    del deep
+    layout = _layout(data)
+    pages = list(_pages(data, layout))
+    if not pages:
+        raise damaged("no page")
+    first = pages[0]
+    if _DNG_VERSION in first or data[8:10] == b"CR" or _number(data, layout, first, _KIND, 0) & 1:
+        raise ImageError("unsupported_type", "a camera raw file (DNG, CR2, NEF ...), of which only a thumbnail shows")
+    for page in pages:
+        _check_places(data, layout, page)
+    _check_samples(data, layout, first)
+    width, height = (_number(data, layout, first, tag, 0) for tag in (_WIDTH, _HEIGHT))
+    meta = exif.NOTHING if layout.is_big else exif.read(data)
+    xmp = first.get(_XMP)
+    has_gps = meta.has_gps or (xmp is not None and exif.tells_position(_bytes(data, layout, xmp)))
+    notes = notes_of((("broken_exif", meta.is_broken),))
+    return Header(width, height, meta.orientation, len(pages), "", has_gps, notes)
+
+
+def _layout(data: bytes) -> _Layout:
+    return _Layout("<" if data[:2] == b"II" else ">", 43 in data[2:4])
+
+
+def _pages(data: bytes, layout: _Layout) -> Iterator[_Page]:
+    (position,) = layout.offset.unpack_from(data, 8 if layout.is_big else 4)
+    seen: set[int] = set()
+    while position and position not in seen and len(seen) < _MAX_PAGES:
+        seen.add(position)
+        (count,) = layout.entries.unpack_from(data, position)
+        start = position + layout.entries.size
+        end = start + count * layout.entry.size
+        if end + layout.offset.size > len(data):
+            raise truncated("the file ends inside a page's directory")
+        page: _Page = {}
+        fields = layout.entry.iter_unpack(data[start:end])
+        for number, (tag, kind, values, value) in enumerate(fields):
+            page.setdefault(tag, _Entry(kind, values, value, start + number * layout.entry.size))
+        yield page
+        (position,) = layout.offset.unpack_from(data, end)
+
+
+def _bytes(data: bytes, layout: _Layout, entry: _Entry) -> bytes:
+    """Return the raw bytes of a value, wherever they stand.
+
+    Raises:
+        ImageError: ``damaged``: not whole numbers; ``truncated``: outside the file.
+    """
+    code = _FORMATS.get(entry.kind)
+    if code is None:
+        raise damaged(f"a value of type {entry.kind} where a whole number belongs")
+    size = struct.calcsize(f"={code}") * entry.values
+    if size <= len(entry.value):
+        return entry.value[:size]
+    (start,) = layout.offset.unpack(entry.value)
+    if start + size > len(data):
+        raise truncated("the file ends inside a page's values")
+    return data[start : start + size]
+
+
+def _numbers(data: bytes, layout: _Layout, page: _Page, tag: int) -> tuple[int, ...]:
+    entry = page.get(tag)
+    if entry is None:
+        return ()
+    raw = _bytes(data, layout, entry)
+    return struct.unpack(f"{layout.order}{entry.values}{_FORMATS[entry.kind]}", raw)
+
+
+def _number(data: bytes, layout: _Layout, page: _Page, tag: int, default: int) -> int:
+    values = _numbers(data, layout, page, tag)
+    return values[0] if values else default
+
+
+def _check_places(data: bytes, layout: _Layout, page: _Page) -> None:
+    for places, lengths in _PLACES:
+        starts = _numbers(data, layout, page, places)
+        sizes = _numbers(data, layout, page, lengths) or (1,) * len(starts)
+        needed = max((start + size for start, size in zip(starts, sizes, strict=False)), default=0)
+        if needed > len(data):
+            raise truncated(f"{needed - len(data):,} of {needed:,} bytes are missing")
+
+
+def _check_samples(data: bytes, layout: _Layout, page: _Page) -> None:
+    samples = _number(data, layout, page, _SAMPLES, 1)
+    depths = _numbers(data, layout, page, _BITS) or (1,)
+    if not 1 <= samples <= _MAX_SAMPLES or not _DEPTHS.issuperset(depths):
+        raise ImageError("unsupported_type", f"a TIFF of {samples} samples of {depths[0]} bits, which is not read here")
+    tile = [_number(data, layout, page, tag, 1) for tag in (_TILE_WIDTH, _TILE_HEIGHT)]
+    if tile[0] * tile[1] > MAX_PIXELS:
+        raise ImageError("bomb", f"its tiles unfold to {tile[0]} x {tile[1]} pixels each")
+    if any(tag in page and page[tag].values != 1 for tag in _ONE_VALUE):
+        raise damaged("several values where one belongs")
+
+
+def pixels(data: bytes) -> bytes:
+    """Return the first page alone, under a new directory with nothing in it that does not make pixels.
+
+    The new directory stands behind the old file, so that all offsets stay. Without it, a decoder warns of every odd
+    tag, and Pillow turns the picture by itself.
+    """
+    layout = _layout(data)
+    page = next(_pages(data, layout))
+    entries = [page[tag].position for tag in sorted(_FOR_PIXELS.intersection(page))]
+    body = data + b"\x00" * (len(data) & 1)
+    directory = b"".join(data[start : start + layout.entry.size] for start in entries)
+    head = 8 if layout.is_big else 4
+    return b"".join(
+        (
+            body[:head],
+            layout.offset.pack(len(body)),
+            body[head + layout.offset.size :],
+            layout.entries.pack(len(entries)),
+            directory,
+            layout.offset.pack(0),
+        )
+    )

@@ -1,0 +1,251 @@
+"""From paths to one source: folders and files are scanned, tables are read row by row."""
+
+from __future__ import annotations
+
+import os
+from typing import IO, TYPE_CHECKING, TypeAlias
+
+from vlmbatch.errors import InputError, Problem
+from vlmbatch.inputs.arrow import ArrowTable, digest_of
+from vlmbatch.inputs.base import DEFAULT_IMAGE_FIELD, Item, Rejected, SourceOptions, SourceReport
+from vlmbatch.inputs.detect import FILE_NAME, Found, look
+from vlmbatch.inputs.folder import FolderSource, Scan
+from vlmbatch.inputs.ids import SeenIds
+from vlmbatch.inputs.names import ImageRoot, readable
+from vlmbatch.inputs.rows import FlagRecipe, Recipe, RowMaker, text_of
+from vlmbatch.inputs.tables import Delimited, JsonArray, JsonLines, Table, check_columns
+from vlmbatch.inputs.textfile import TextFile
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from vlmbatch.inputs.base import Source
+
+STDIN = "-"
+_PLACE_BITS = 48
+"""A place is the number of the table and the line in it, in one integer."""
+
+_SHOWN_PROBLEMS = 1000
+
+RecipeFor: TypeAlias = "Callable[[Table, Found], Recipe]"
+"""Tells what to take from the rows of a table."""
+
+
+def open_source(paths: Sequence[str], options: SourceOptions, *, stdin: IO[bytes] | None = None) -> Source:
+    """Return the source that some paths make: one table, several, or folders and files.
+
+    Args:
+        paths: As the user gave them; ``-`` alone is JSON lines on ``stdin``.
+        options: How inputs become items.
+        stdin: The stream that ``-`` means.
+
+    Raises:
+        InputError: A path cannot be read, paths do not go together, or options contradict them; all are listed.
+    """
+    _check(paths, options)
+    if STDIN in paths:
+        if len(paths) > 1 or stdin is None:
+            raise InputError("- (standard input) stands alone", hint="pipe one table into it, or name files")
+        base = os.fsencode(options.image_base_path or ".")
+        return TableSource([Found("stdin", (), STDIN, base)], options, flag_recipes(options), stdin=stdin)
+    found = look([os.fsencode(path) for path in paths])
+    tables = [one for one in found if one.is_table]
+    if not tables:
+        _check_folder_options(options)
+        return FolderSource([one.files[0] for one in found], options, text_of(options, ()))
+    if len(tables) < len(found):
+        listed = [Problem("mixed_sources", f"read as {one.kind}", one.name) for one in found]
+        raise InputError("tables and images do not go together in one run", hint="build two runs", problems=listed)
+    if options.image_base_path is not None:
+        _check_base(options.image_base_path)
+    return TableSource(tables, options, flag_recipes(options))
+
+
+def _check(paths: Sequence[str], options: SourceOptions) -> None:
+    rules = {
+        "no source: give a folder, images or a table": not paths,
+        "no text to send: give a prompt, a prompt template or a question field": options.prompt is None
+        and options.prompt_template is None
+        and options.question_field is None,
+        "a prompt and a prompt template exclude each other": options.prompt is not None
+        and options.prompt_template is not None,
+        "the prompt is blank": options.prompt is not None and not options.prompt.strip(),
+        "images stand first or last": options.image_order not in {"first", "last"},
+    }
+    problems = [Problem("usage", message) for message, is_broken in rules.items() if is_broken]
+    if problems:
+        raise InputError(f"{len(problems)} option(s) are wrong", hint="vlmbatch build --help", problems=problems)
+
+
+def _check_folder_options(options: SourceOptions) -> None:
+    """Refuse what speaks of rows where there are none."""
+    rules = {
+        "--image-field": options.image_fields != (DEFAULT_IMAGE_FIELD,),
+        "--question-field": options.question_field is not None,
+        "--id-fields": bool(options.id_fields),
+        "--image-base-path": options.image_base_path is not None,
+        "--encoding": options.encoding is not None,
+    }
+    problems = [Problem("usage", f"{flag} speaks of a table's rows") for flag, is_given in rules.items() if is_given]
+    if problems:
+        raise InputError(
+            "folders and images have no rows", hint="drop these options, or give a table", problems=problems
+        )
+
+
+def _check_base(path: str) -> None:
+    if not os.path.isdir(path):
+        raise InputError(f"--image-base-path {path}: no such folder", hint="check the path")
+
+
+def flag_recipes(options: SourceOptions) -> RecipeFor:
+    """Return what the flags take from the rows of each table."""
+
+    def recipe(table: Table, found: Found) -> Recipe:
+        return FlagRecipe(options, _image_fields(options, table, found))
+
+    return recipe
+
+
+def _image_fields(options: SourceOptions, table: Table, found: Found) -> tuple[str, ...]:
+    """Return the image fields: those that were named; else what the table itself says, if it lacks the usual one."""
+    if options.image_fields != (DEFAULT_IMAGE_FIELD,) or DEFAULT_IMAGE_FIELD in (table.columns() or ()):
+        return options.image_fields
+    if found.is_image_folder:
+        return (FILE_NAME,)
+    declared = table.declared_images() if isinstance(table, ArrowTable) else ()
+    return declared if len(declared) == 1 else options.image_fields
+
+
+class TableSource:
+    """One table or several, row by row.
+
+    Image paths start in each table's own folder, or all in ``options.image_base_path``; recorded paths are relative
+    to that folder, and to the common parent where tables have several.
+
+    Args:
+        tables: What to read, in order.
+        options: How rows become items.
+        recipe_for: What to take from the rows of a table.
+        stdin: The stream of a table of kind ``stdin``.
+        allow_absolute: For each table, whether its image paths may be absolute.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[Found],
+        options: SourceOptions,
+        recipe_for: RecipeFor,
+        *,
+        stdin: IO[bytes] | None = None,
+        allow_absolute: Sequence[bool] = (),
+    ) -> None:
+        self.report = SourceReport()
+        self.total: int | None = None
+        self._tables = tables
+        self._options = options
+        self._recipe_for = recipe_for
+        self._stdin = stdin
+        self._allow_absolute = allow_absolute or [False] * len(tables)
+        self._bases = [os.path.abspath(os.fsencode(options.image_base_path or one.base)) for one in tables]
+        self._record = os.path.commonpath(self._bases)
+        self._problems: list[Problem] = []
+        self._repeated = 0
+        kinds = {one.kind for one in tables}
+        self.kind = kinds.pop() if len(kinds) == 1 else "tables"
+        self.path = tables[0].name if len(tables) == 1 else readable(os.path.basename(self._record))[0]
+
+    def __iter__(self) -> Iterator[Item | Rejected]:
+        """Yield the items of all rows.
+
+        Raises:
+            InputError: A table cannot be read as a whole, has no rows, or two rows have one id.
+        """
+        ids = SeenIds()
+        digests: list[tuple[str, bytes]] = []
+        position = 0
+        for number, found in enumerate(self._tables):
+            table = self._open(found)
+            try:
+                maker = self._maker(table, number, ids)
+                if len(self._tables) == 1 and isinstance(table, ArrowTable) and (count := table.count()) is not None:
+                    self.total = count * len(maker.recipe.texts)
+                images = 0
+                for row in table.rows():
+                    self._note_repeat(maker, table, row.line, maker.repeats(row))
+                    for one in maker.make(row, position):
+                        images += len(one.images) if isinstance(one, Item) else 0
+                        yield one
+                    position += 1
+                digests.append((table.sha256(), os.fsencode(found.name)))
+            finally:
+                table.close()
+            self._count_unnamed(found, images)
+        self._finish(position, digests)
+
+    def _open(self, found: Found) -> Table:
+        if found.kind in {"parquet", "arrow"}:
+            return ArrowTable(found.files, found.name, found.kind, self.report)
+        stream = self._stdin if found.kind == "stdin" else _open_bytes(found)
+        if stream is None:
+            raise AssertionError("a table of kind stdin comes with its stream")
+        file = TextFile(stream, found.name, self._options.encoding)
+        if found.kind in {"csv", "tsv"}:
+            return Delimited(file, found.kind, self._options.delimiter)
+        return JsonArray(file) if found.kind == "json" else JsonLines(file)
+
+    def _maker(self, table: Table, number: int, ids: SeenIds) -> RowMaker:
+        recipe = self._recipe_for(table, self._tables[number])
+        problems = check_columns(table, recipe.columns)
+        if problems:
+            raise InputError(f"{table.name}: columns are missing", hint="name columns that exist", problems=problems)
+        if isinstance(table, ArrowTable):
+            table.image_columns = recipe.image_columns
+        root = ImageRoot(
+            self._bases[number],
+            self.report,
+            record=self._record,
+            allow_outside=self._options.allow_outside,
+            allow_absolute=self._allow_absolute[number],
+        )
+        options = self._options
+        place = number << _PLACE_BITS
+        return RowMaker(recipe, root, table.name, options.id_fields, ids, place, options.allow_no_image)
+
+    def _note_repeat(self, maker: RowMaker, table: Table, line: int, earlier: int | None) -> None:
+        if earlier is None:
+            return
+        self._repeated += 1
+        if len(self._problems) < _SHOWN_PROBLEMS:
+            first = self._tables[earlier >> _PLACE_BITS].name
+            where = "" if first == table.name else f" of {first}"
+            fields = ",".join(maker.id_fields)
+            what = f"the same {fields} as line {earlier & ((1 << _PLACE_BITS) - 1)}{where}"
+            self._problems.append(Problem("duplicate_id", what, table.name, line))
+
+    def _count_unnamed(self, found: Found, images: int) -> None:
+        """Count the files of an ImageFolder that its metadata does not name."""
+        if found.is_image_folder:
+            folder = os.path.abspath(found.base)
+            files = sum(1 for _ in Scan(folder, SourceReport()).walk(folder))
+            if files > images:
+                known = self.report.left_out.get("not_in_metadata", 0)
+                self.report.left_out["not_in_metadata"] = known + files - images
+
+    def _finish(self, rows: int, digests: list[tuple[str, bytes]]) -> None:
+        self.report.sha256 = digests[0][0] if len(digests) == 1 else digest_of(digests)
+        if not rows:
+            raise InputError(f"{self.path}: no rows", hint="check the path: the table is empty")
+        if self._repeated:
+            raise InputError(
+                f"{self._repeated:,} row(s) repeat an id: answers could not be told apart",
+                hint="make the ids unique, or name more fields with --id-fields",
+                problems=self._problems,
+            )
+
+
+def _open_bytes(found: Found) -> IO[bytes]:
+    try:
+        return open(found.files[0], "rb", buffering=0)
+    except OSError as error:
+        raise InputError(f"{found.name}: cannot be read ({error.strerror})", hint="check the path") from None

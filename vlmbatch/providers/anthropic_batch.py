@@ -1,0 +1,75 @@
+"""The Anthropic batch API: /v1/messages/batches. References/providers.md, 3.7."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from vlmbatch.providers.base import Call
+from vlmbatch.providers.base_batch import LIST_SIZE, Batch, BatchApi, Page, Phase, ResultFile, in_path
+from vlmbatch.providers.common import as_count, as_dict, as_list, as_text
+
+if TYPE_CHECKING:
+    from vlmbatch.providers.base_batch import Tag
+
+_PATH = "/v1/messages/batches"
+_COUNTS = ("processing", "succeeded", "errored", "canceled", "expired")
+
+
+class MessageBatches(BatchApi):
+    """One call makes a job of all lines; nothing of ours goes along to find it by."""
+
+    __slots__ = ()
+
+    has_tags: ClassVar[bool] = False
+    has_upload: ClassVar[bool] = False
+
+    def create(self, tag: Tag, shard: str, file_id: str, lines: memoryview) -> Call:  # noqa: ARG002  (no place for them)
+        """Describe the job: the frozen lines, spliced into a list as they stand."""
+        body = bytearray(b'{"requests":[')
+        body += bytes(lines).rstrip(b"\n").replace(b"\n", b",")  # inside a JSON line no raw line break can stand
+        body += b"]}"
+        return Call("POST", _PATH, body=body)
+
+    def look(self, batch_id: str) -> Call:
+        """Describe GET of the job."""
+        return Call("GET", f"{_PATH}/{in_path(batch_id)}")
+
+    def read(self, body: Any) -> Batch:
+        """Read a message batch object; cancelled and expired ones are ``ended`` too."""
+        value = as_dict(body)
+        batch_id = as_text(value.get("id")) or ""
+        state = as_text(value.get("processing_status")) or "unknown"
+        counts = [as_count(as_dict(value.get("request_counts")).get(name)) or 0 for name in _COUNTS]
+        is_ended = state == "ended"
+        is_kept = is_ended and value.get("results_url") is not None
+        return Batch(
+            batch_id,
+            Phase.ENDED if is_ended else Phase.OPEN,
+            state,
+            created_at=_time(value.get("created_at")),
+            requests=sum(counts) or None,
+            done=sum(counts[1:]) if is_ended else None,
+            results=(ResultFile("output", Call("GET", f"{_PATH}/{in_path(batch_id)}/results")),) if is_kept else (),
+        )
+
+    def list(self, after: str) -> Call:
+        """Describe GET of a page."""
+        return Call("GET", f"{_PATH}?limit={LIST_SIZE}" + (f"&after_id={in_path(after)}" if after else ""))
+
+    def read_page(self, body: Any) -> Page:
+        """Read a page of message batch objects."""
+        value = as_dict(body)
+        batches = [self.read(one) for one in as_list(value.get("data"))]
+        return Page(batches, batches[-1].id if batches and value.get("has_more") is True else "")
+
+    def cancel(self, batch_id: str) -> Call:
+        """Describe POST of the cancellation."""
+        return Call("POST", f"{_PATH}/{in_path(batch_id)}/cancel", body=b"")
+
+
+def _time(value: Any) -> datetime | None:
+    try:
+        return datetime.fromisoformat(value)
+    except (TypeError, ValueError):
+        return None

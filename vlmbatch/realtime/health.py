@@ -1,0 +1,109 @@
+"""Who answers before anything is sent: a free look at each endpoint that is not the provider's own address.
+
+The look is the list of models, which costs nothing. It also tells what is being spoken to, for the record.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Final
+
+from vlmbatch import jsonl
+from vlmbatch.errors import RefusedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from vlmbatch.providers.base import Call, Provider
+    from vlmbatch.realtime.endpoints import Endpoint, Endpoints
+    from vlmbatch.transport import Answer, Transport
+
+_LOOK_TIMEOUT_S: Final = 5.0
+_UNWELL: Final = frozenset({502, 503, 504})
+_LATE: Final = "timeout"
+_SHOWN_MODELS: Final = 50
+
+
+async def look(
+    endpoints: Endpoints,
+    transport: Transport,
+    provider: Provider,
+    headers: Mapping[str, str],
+    model: str,
+    warn: Callable[[str], None],
+) -> None:
+    """Look at every endpoint that is not the provider's own; one that does not answer starts out set aside.
+
+    Raises:
+        RefusedError: The key is refused, or every endpoint that lists its models lacks the run's.
+    """
+    call = provider.models_call()
+    theirs = [endpoint for endpoint in endpoints.all if not endpoint.is_direct or not provider.default_base_url()]
+    if call is None or not theirs:
+        return
+    answers = await asyncio.gather(*(_ask(endpoint, transport, provider, headers, call) for endpoint in theirs))
+    lacking: list[str] = []
+    for endpoint, answer in zip(theirs, answers, strict=True):
+        if answer.status_code in _UNWELL or (answer.status_code is None and answer.code != _LATE):
+            message = answer.message or f"HTTP {answer.status_code}"
+            endpoints.set_aside(endpoint, message)
+            warn(f"{endpoint.name} does not answer ({message}); it is tried again later")
+        elif answer.status_code == 401:
+            reason = provider.ends_run(401, _json(answer.body)) or "the key is refused"
+            raise RefusedError(f"{endpoint.name}: {reason}", hint="nothing was sent; check the key")
+        elif _lacks(endpoint, answer, provider, model):
+            lacking.append(endpoint.name)
+    _refuse_lacking(lacking, theirs, model, warn, endpoints)
+
+
+async def _ask(
+    endpoint: Endpoint, transport: Transport, provider: Provider, headers: Mapping[str, str], call: Call
+) -> Answer:
+    url = provider.endpoint(call.path, endpoint.base_url)
+    answer = await transport.send(call.method, url, headers={**headers, **call.headers}, timeout_s=_LOOK_TIMEOUT_S)
+    if answer.status_code == 200:
+        place = _root(endpoint.base_url) + "/version"
+        version = await transport.send("GET", place, headers={}, timeout_s=_LOOK_TIMEOUT_S)
+        value = _json(version.body) if version.status_code == 200 else None
+        if isinstance(value, dict) and isinstance(value.get("version"), str):
+            endpoint.session["server_version"] = value["version"]
+    return answer
+
+
+def _root(base_url: str) -> str:
+    """Return scheme and host of a base URL."""
+    scheme, _, rest = base_url.partition("://")
+    return f"{scheme}://{rest.partition('/')[0]}"
+
+
+def _json(body: bytes) -> Any:
+    try:
+        return jsonl.loads(body)
+    except ValueError:
+        return None
+
+
+def _lacks(endpoint: Endpoint, answer: Answer, provider: Provider, model: str) -> bool:
+    """Note the models that an endpoint lists; return whether the run's is missing from a list that there is."""
+    value = _json(answer.body) if answer.status_code == 200 else None
+    names = provider.read_models(value) if value is not None else []
+    if names:
+        endpoint.session["server_models"] = names[:_SHOWN_MODELS]
+    return bool(names) and model not in names
+
+
+def _refuse_lacking(
+    lacking: Sequence[str], asked: Sequence[Endpoint], model: str, warn: Callable[[str], None], endpoints: Endpoints
+) -> None:
+    if not lacking:
+        return
+    if len(lacking) == len(asked) == len(endpoints.all):
+        listed = asked[0].session.get("server_models", [])
+        raise RefusedError(
+            f"{lacking[0]} has no model {model!r}; it has: {', '.join(listed[:8])}",
+            hint="nothing was sent; start the server with that model, name another --base-url, or build a new run",
+        )
+    for endpoint in asked:
+        if endpoint.name in lacking:
+            endpoints.leave_out(endpoint)
+            warn(f"{endpoint.name} has no model {model!r}; nothing is sent there")

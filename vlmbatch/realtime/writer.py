@@ -1,0 +1,155 @@
+"""Putting attempts on disk without holding up the sending: one thread, one queue, whole lines.
+
+Whatever has come in is written in one go, so a killed process loses at most what was in flight. The disk is waited
+for on a timer and at the end, in the same thread. When the disk is full, the lines that did not fit are kept and tried
+once more at the end; a torn line is ended first, so that it never merges with the next.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import time
+from typing import TYPE_CHECKING, Final
+
+from vlmbatch.jsonl import Appender
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from vlmbatch.progress import ProgressFileReporter
+
+_SYNC_EVERY_S: Final = 5.0
+_END: Final = None
+
+
+class ResultsWriter:
+    """Appends lines to one results file from a thread of its own; the file is made when the first line comes.
+
+    Args:
+        path: The file.
+        reporters: Told of every row once its line is written.
+        on_failure: Called, in the writer's thread, at the first write that fails.
+
+    Attributes:
+        failure: The error of that write, None as long as all is well.
+        lost: Lines that could not be written even at the end.
+    """
+
+    def __init__(
+        self, path: str, *, reporters: Sequence[ProgressFileReporter] = (), on_failure: Callable[[], object]
+    ) -> None:
+        self.path = path
+        self.failure: OSError | None = None
+        self.lost = 0
+        self._reporters = reporters
+        self._on_failure = on_failure
+        self._queue: queue.SimpleQueue[tuple[bytes, bool | None] | None] = queue.SimpleQueue()
+        self._file: Appender | None = None
+        self._size = 0
+        self._unwritten: list[bytes] = []
+        self._thread = threading.Thread(target=self._work, name="results-writer", daemon=True)
+        self._thread.start()
+
+    def put(self, line: bytes, *, is_answer: bool | None) -> None:
+        """Hand over one line, without its newline; never waits.
+
+        Args:
+            line: One JSON object.
+            is_answer: Whether the row ended with a model's answer, for the progress file; None: it has not ended.
+        """
+        self._queue.put((line, is_answer))
+
+    def close(self) -> None:
+        """Wait until everything is on disk, or is known not to fit."""
+        self._queue.put(_END)
+        self._thread.join()
+
+    def _work(self) -> None:
+        synced_at = time.monotonic()
+        is_open = True
+        while is_open:
+            taken, is_open = self._take(_SYNC_EVERY_S)
+            if taken:
+                self._write(taken)
+            if time.monotonic() - synced_at >= _SYNC_EVERY_S:
+                self._sync()
+                synced_at = time.monotonic()
+        self._finish()
+
+    def _take(self, timeout_s: float) -> tuple[list[tuple[bytes, bool | None]], bool]:
+        """Return everything that has come in, and whether more may come."""
+        taken: list[tuple[bytes, bool | None]] = []
+        try:
+            one = self._queue.get(timeout=timeout_s)
+            while one is not None:
+                taken.append(one)
+                one = self._queue.get_nowait()
+        except queue.Empty:
+            return taken, True
+        return taken, False
+
+    def _write(self, taken: list[tuple[bytes, bool | None]]) -> None:
+        lines = [line for line, _ in taken]
+        if self.failure is not None:
+            self._unwritten += lines
+            return
+        try:
+            if self._file is None:
+                self._file = Appender(self.path)
+                self._size = os.path.getsize(self.path)
+            block = b"\n".join([*lines, b""])
+            self._file.append_block(block)
+            self._size += len(block)
+        except OSError as error:
+            self._fail(error, self._not_whole(lines))
+            return
+        answers = sum(is_answer is True for _, is_answer in taken)
+        failures = sum(is_answer is False for _, is_answer in taken)
+        for reporter in self._reporters:
+            if answers:
+                reporter.record_completed(answers)
+            if failures:
+                reporter.record_failed(failures)
+
+    def _not_whole(self, lines: list[bytes]) -> list[bytes]:
+        """Return the lines of a failed write that are not in the file as a whole."""
+        try:
+            room = os.path.getsize(self.path) - self._size
+        except OSError:
+            return lines
+        for done, line in enumerate(lines):
+            room -= len(line) + 1
+            if room < 0:
+                return lines[done:]
+        return []
+
+    def _sync(self) -> None:
+        try:
+            if self._file is not None:
+                self._file.sync()
+        except OSError as error:
+            self._fail(error, [])
+
+    def _fail(self, error: OSError, lines: list[bytes]) -> None:
+        self._unwritten += lines
+        if self.failure is None:
+            self.failure = error
+            self._on_failure()
+
+    def _finish(self) -> None:
+        """Try what did not fit once more, line by line, and close the file."""
+        try:
+            if self._unwritten:
+                if self._file is not None:
+                    self._file.close()
+                self._file = Appender(self.path)
+                while self._unwritten:
+                    self._file.append(self._unwritten[0])
+                    self._unwritten.pop(0)
+            if self._file is not None:
+                self._file.close()
+        except OSError as error:
+            self._fail(error, [])
+        self.lost = len(self._unwritten)

@@ -1,0 +1,202 @@
+"""collect: attempts become records, exactly one for each request, and the numbers that describe them.
+
+Without ``write`` and the exports nothing is written: that is the reviewer's command, and it checks every hash of the
+folder too. Bad results (of another run, of other bytes) end it before anything is written over.
+"""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from vlmbatch import attempts, classify, jsonl, providers, rundir
+from vlmbatch.attempts import Journal
+from vlmbatch.errors import InputError, IntegrityError, Problem
+from vlmbatch.rundir import RunDir
+from vlmbatch.stages import gate, outputs
+from vlmbatch.stages.collect_options import CollectOptions
+from vlmbatch.stages.compare import Side, compare
+from vlmbatch.stages.merge import Merge, Spool
+from vlmbatch.stages.overlay import Ledger
+from vlmbatch.stages.reviews import load_reviews
+from vlmbatch.stages.summary import Sources, file_facts, summarise
+from vlmbatch.stages.targets import check_targets, choose_files
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from vlmbatch.providers.base import Provider
+    from vlmbatch.records import Asked, Event, Review
+    from vlmbatch.stages.gate import Check
+
+    OnEvent = Callable[[Event], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectResult:
+    """What collect found and wrote.
+
+    Attributes:
+        run: The run.
+        summary: summary.json.
+        checks: The lines of the gate, empty where none was asked for.
+        comparisons: One for each run that this one was held against.
+        written: What was written, by flag (``--write`` ...); the summary is ``summary``.
+        warnings: Sentences for people.
+    """
+
+    run: RunDir
+    summary: dict[str, Any]
+    checks: tuple[Check, ...] = ()
+    comparisons: tuple[dict[str, Any], ...] = ()
+    written: Mapping[str, str] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+
+
+def collect(
+    run: str | os.PathLike[str] | RunDir,
+    results: Sequence[str] = (),
+    options: CollectOptions | None = None,
+    *,
+    on_event: Callable[[Event], None] | None = None,
+) -> CollectResult:
+    """Join the results of a run into one record for each request.
+
+    Args:
+        run: The run folder.
+        results: Results files; empty = all of results/ but the rehearsals (with ``rehearsal``: they alone).
+        options: What to write, check and compare.
+        on_event: Called with progress, from the calling thread.
+
+    Raises:
+        InputError: A file or condition is not what it should be; nothing was written.
+        IntegrityError: Frozen bytes differ, or results of another run were mixed in; nothing was written.
+    """
+    options = options or CollectOptions()
+    run = run if isinstance(run, RunDir) else RunDir.open(run)
+    conditions = gate.conditions(gate=options.gate, require=options.require, fields=options.require_fields)
+    check_frozen(run, full=not options.write, on_event=on_event)
+    paths = choose_files(run, results, rehearsal=options.rehearsal)
+    check_targets(run, options.outputs(), paths)
+    fields = [gate.field_path(condition) for _, condition in conditions if condition.metric.startswith(gate.FIELD)]
+    with ExitStack() as stack:
+        job = _Job(options, stack, on_event)
+        side, reviews = job.gather(run, paths, fields, options.reviews)
+        summary = dict(side.summary)
+        checks = gate.check(conditions, gate.figures(run, side.read, summary, fields), summary) if conditions else []
+        summary["checks"] = [check._asdict() for check in checks]
+        comparisons = tuple(job.compare(side, other) for other in options.compare)
+        warnings = _warnings(summary, options) + outputs.write(side, reviews, summary, options, on_event)
+    return CollectResult(
+        run=run,
+        summary=summary,
+        checks=tuple(checks),
+        comparisons=comparisons,
+        written=options.outputs(),
+        warnings=tuple(warnings),
+    )
+
+
+# --- reading -------------------------------------------------------------------------------------------------
+
+
+def check_frozen(run: RunDir, *, full: bool, on_event: OnEvent | None = None) -> None:
+    """Check the frozen files: every hash, or sizes and the manifest's hash (all that records are made of).
+
+    Raises:
+        IntegrityError: Something differs.
+    """
+    run.verify(on_event=on_event, depth="full" if full else "quick")
+    found, _ = ("", 0) if full else jsonl.sha256_file(run.file(rundir.MANIFEST))
+    expected = run.info["manifest"]["sha256"]
+    if not full and found != expected:
+        raise IntegrityError(
+            f"{run.path}: the manifest differs from what build wrote",
+            hint="nothing was written; fetch the folder again",
+            problems=[Problem("hash_mismatch", f"SHA-256 {found}, expected {expected}", rundir.MANIFEST)],
+        )
+
+
+def _asked(run: RunDir, provider: Provider, ledger: Ledger, options: CollectOptions) -> list[Asked]:
+    """Return what each output asked for, and what the user expects of it besides."""
+    wanted = [attempts.asked(run, provider, output) for output in ledger.outputs]
+    if options.json_schema:
+        schema = _schema(options.json_schema)
+        return [replace(one, json=True, schema=schema) for one in wanted]
+    return [replace(one, json=True) for one in wanted] if options.expect_json else wanted
+
+
+def _schema(path: str) -> dict[str, Any]:
+    try:
+        with open(path, "rb") as file:
+            value = jsonl.parse_object(file.read().removeprefix(jsonl.BOM))
+    except OSError as error:
+        raise InputError(f"--json-schema {path}: cannot be read ({error.strerror})", hint="check the path") from None
+    problem = "not a JSON object" if value is None else classify.schema_problem(value)
+    if value is None or problem:
+        raise InputError(f"--json-schema {path}: {problem}", hint="mend the schema")
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """Reads runs, this one and those that it is compared with; scratch data lives as long as ``stack``."""
+
+    options: CollectOptions
+    stack: ExitStack
+    on_event: OnEvent | None
+
+    def gather(
+        self, run: RunDir, paths: Sequence[str], fields: Sequence[Sequence[str]] = (), reviewed: str | None = None
+    ) -> tuple[Side, dict[int, Review]]:
+        """Read the results of a run, and what reviewers said of it."""
+        options, journal = self.options, Journal.load(run)
+        provider = providers.get(run.info["provider"], run.info["request"]["url"])
+        ordered = attempts.order_files(paths, journal)
+        ledger = Ledger(run)
+        asked = _asked(run, provider, ledger, options)
+        if fields and not all(one.json for one in asked):
+            raise InputError("--require-field asks for JSON answers, and this run has none", hint="add --expect-json")
+        reviews = None if options.rehearsal else load_reviews(run, ledger, reviewed)
+        spool = self.stack.enter_context(Spool(self._scratch()))
+        merge = Merge(run, provider, ledger, asked, spool, options.needs_records, options.rehearsal, fields)
+        with ThreadPoolExecutor(max_workers=1) as pool:
+            hashing = [pool.submit(jsonl.sha256_file, path) for path in ordered]
+            read = merge.read(ordered, journal, self.on_event)
+            files = file_facts(read, [one.result() for one in hashing])
+        sources = Sources(run=run, read=read, asked=asked, rehearsal=options.rehearsal, reviews=reviews, files=files)
+        return Side(run, read, spool, summarise(sources), options.rehearsal), reviews or {}
+
+    def _scratch(self) -> str | None:
+        """Return where there is room for scratch data: beside the first output, else the system's own place."""
+        first = next(iter(self.options.outputs().values()), None)
+        return os.path.dirname(os.path.abspath(first)) if first else None
+
+    def compare(self, side: Side, other: str) -> dict[str, Any]:
+        """Hold another run against this one."""
+        run = RunDir.open(other)
+        check_frozen(run, full=False)
+        theirs, _ = self.gather(run, run.results(rehearsal=self.options.rehearsal))
+        return {"run": os.path.basename(os.path.abspath(other)), **compare(side, theirs)}
+
+
+def _warnings(summary: Mapping[str, Any], options: CollectOptions) -> list[str]:
+    """Return what a person should know of the numbers, one sentence each."""
+    said = [
+        f"{file['file']}: {file['torn_lines']:,} damaged line(s), counted and passed over"
+        for file in summary["files"]
+        if file["torn_lines"]
+    ]
+    left_out = sum(file["left_out"] for file in summary["files"])
+    if left_out:
+        kind = "real" if options.rehearsal else "rehearsed"
+        said.append(f"{left_out:,} {kind} answer(s) stand among the others and were left out")
+    if len(summary["models"]) > 1:
+        said.append(f"more than one model answered: {', '.join(summary['models'])}")
+    unknown = sum(summary["unknown_usage"].values())
+    if unknown:
+        said.append(f"{unknown:,} sending(s) told no usage: tokens and cost are lower bounds")
+    return said

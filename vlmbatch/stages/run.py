@@ -1,0 +1,165 @@
+"""run: send the frozen bytes, and keep every answer.
+
+The order is the promise: take the lock, check the folder, see what is settled already, and only then send. Which
+channel sends is one line of a table; what each channel needs to know is in the options.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import threading
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from vlmbatch import jsonl, providers, resume
+from vlmbatch.errors import InputError
+from vlmbatch.records import Status
+from vlmbatch.rundir import REHEARSAL_PREFIX, LineReader
+from vlmbatch.stages.task import RunOptions, RunResult, Task, look_up
+from vlmbatch.stop import Stop
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from vlmbatch.records import Event
+    from vlmbatch.rundir import RunDir
+
+__all__ = ["RunOptions", "RunResult", "run"]
+
+DEFAULT_OUT = "run.jsonl"
+
+
+def run(
+    run_dir: RunDir,
+    options: RunOptions,
+    *,
+    key: str | None,
+    on_event: Callable[[Event], None] | None = None,
+    stop: Stop | None = None,
+) -> RunResult:
+    """Send what has to be sent.
+
+    Args:
+        run_dir: The run.
+        options: What is asked.
+        key: The API key, None where none is needed; it goes into the headers and nowhere else.
+        on_event: Told of progress, warnings and notes, from the calling thread.
+        stop: Asked when the user wants to stop.
+
+    Raises:
+        InputError: Wrong options, or another run works on the same part.
+        IntegrityError: The folder is not what build wrote; nothing was sent.
+        RefusedError: The provider refuses the whole run; what was answered before is saved.
+    """
+    check_options(options)
+    provider = providers.get(run_dir.info["provider"], run_dir.info["request"]["url"])
+    name = results_name(options)
+    with _locked(run_dir, options):
+        _verify(run_dir, options, on_event)
+        task = look_up(run_dir, provider, options, stop=stop or Stop(), on_event=on_event)
+        if options.pending is not None:
+            return _write_pending(task, options.pending)
+        return _CHANNELS[options.channel](task, name, key)
+
+
+def _send_realtime(task: Task, name: str | None, key: str | None) -> RunResult:
+    from vlmbatch.stages.sending import send
+
+    return send(task, name, key)
+
+
+_CHANNELS: dict[str, Callable[[Task, str | None, str | None], RunResult]] = {"realtime": _send_realtime}
+"""How rows are sent, by ``--channel``: given the task, the results file's name, and the key."""
+
+
+def check_options(options: RunOptions) -> None:
+    """Refuse options that make no sense, all at once.
+
+    Raises:
+        InputError: They do not.
+    """
+    policy = options.policy
+    rules = {
+        f"--channel takes {' or '.join(_CHANNELS)}": options.channel not in _CHANNELS,
+        "--concurrency must be positive": options.concurrency < 1,
+        "--limit must be positive": options.limit is not None and options.limit < 1,
+        "--timeout, --max-tries and --max-wait must be positive": min(
+            policy.timeout_s, policy.max_tries, policy.max_wait_s
+        )
+        <= 0,
+        "--rpm and --tpm must be positive": min(options.rpm or 1, options.tpm or 1) <= 0,
+        "--rate-limit-delay must not be negative": options.rate_limit_delay_s < 0,
+        "--shard-id must be at least 0 and less than --num-shards": not 0 <= options.shard_id < options.num_shards,
+        "--verify takes full or lines": options.verify not in {"full", "lines"},
+        "--faults goes with --rehearsal": options.faults is not None and not options.rehearsal,
+        "--retry-status missing: such rows are sent anyway": Status.MISSING in options.retry_status,
+        "--retry-status and --no-resume exclude each other": bool(options.retry_status) and not options.resume,
+    }
+    wrong = [sentence for sentence, holds in rules.items() if holds]
+    if wrong:
+        raise InputError("; ".join(wrong), hint="vlmbatch run --help lists the options")
+
+
+def results_name(options: RunOptions) -> str | None:
+    """Return the name of the results file that the options ask for, None = a new rehearsal's.
+
+    Raises:
+        InputError: It is not a name that run may write to.
+    """
+    name = options.out
+    if name is None:
+        if options.rehearsal:
+            return None
+        return DEFAULT_OUT if options.num_shards == 1 else f"task-{options.shard_id:04d}.jsonl"
+    if os.path.basename(name) != name or not name.endswith(".jsonl") or name.startswith("."):
+        raise InputError(f"--out {name}: run writes to results/NAME.jsonl alone", hint="--out results/smoke.jsonl, say")
+    if name.startswith(REHEARSAL_PREFIX) != options.rehearsal:
+        word = "start with" if options.rehearsal else "not start with"
+        raise InputError(
+            f"--out {name}: the name must {word} {REHEARSAL_PREFIX!r}", hint="rehearsals are kept apart by their name"
+        )
+    if name.startswith("batch-"):
+        raise InputError(f"--out {name}: names in batch-… belong to provider files", hint="choose another name")
+    return name
+
+
+@contextlib.contextmanager
+def _locked(run_dir: RunDir, options: RunOptions) -> Iterator[None]:
+    """Hold the lock of the part: the whole run and any part of it refuse each other, parts do not."""
+    with contextlib.ExitStack() as stack:
+        if options.rehearsal:
+            stack.enter_context(run_dir.lock("rehearsal"))
+        elif options.num_shards == 1:
+            stack.enter_context(run_dir.lock())
+        else:
+            stack.enter_context(run_dir.lock(shared=True))
+            stack.enter_context(run_dir.lock(f"{options.shard_id}-of-{options.num_shards}"))
+        yield
+
+
+def _verify(run_dir: RunDir, options: RunOptions, on_event: Callable[[Event], None] | None) -> None:
+    """Check the folder, while the network's modules load beside it (hashing leaves them the time)."""
+    loading = threading.Thread(target=import_module, args=("vlmbatch.transport",), daemon=True)
+    if options.pending is None:
+        loading.start()
+    run_dir.verify(on_event=on_event, depth="full" if options.verify == "full" else "quick")
+
+
+def _write_pending(task: Task, path: str) -> RunResult:
+    """Copy the frozen lines that are still to be sent into one file, byte for byte."""
+    selection = task.selection
+    folder, base = os.path.split(path)
+    temporary = os.path.join(folder, f".{base}.{secrets.token_hex(4)}.tmp")
+    try:
+        with LineReader(task.run) as lines, open(temporary, "xb") as file:
+            file.writelines(lines.line(entry) + b"\n" for entry in resume.entries(task.run, selection.wanted))
+            jsonl.finish(file)
+        os.replace(temporary, path)
+    except OSError as error:
+        raise InputError(f"--pending {path}: cannot be written ({error.strerror or error})") from None
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+    return task.result(pending=path)

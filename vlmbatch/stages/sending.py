@@ -1,0 +1,242 @@
+"""The realtime channel, put together: where to send, what may be spent, who writes, and the loop over them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import platform
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from vlmbatch import __version__, attempts, resume, rundir
+from vlmbatch.errors import InputError, RefusedError
+from vlmbatch.pace import Limiter
+from vlmbatch.progress import ProgressFileReporter
+from vlmbatch.realtime import health
+from vlmbatch.realtime.endpoints import Endpoint, Endpoints
+from vlmbatch.realtime.errand import Errand
+from vlmbatch.realtime.sender import Sender
+from vlmbatch.realtime.writer import ResultsWriter
+from vlmbatch.rundir import REHEARSAL_PREFIX, RESULTS, LineReader
+from vlmbatch.transport import LIBRARIES, Transport, check_base_url
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Iterator, Sequence
+    from decimal import Decimal
+
+    from vlmbatch.stages.task import RunResult, Task
+
+_REHEARSAL_KEY = "rehearsal"
+
+
+def send(task: Task, name: str | None, key: str | None) -> RunResult:
+    """Send what a task selects, one by one.
+
+    Args:
+        task: What has to be sent.
+        name: The results file, None = a new rehearsal's.
+        key: The API key.
+
+    Raises:
+        InputError: There is nowhere to send to, or a key is needed and missing.
+        IntegrityError: A frozen line changed under way; nothing more was sent.
+        RefusedError: The provider refuses the whole run.
+    """
+    with _addresses(task) as base_urls:
+        endpoints = _endpoints(task, base_urls)
+        if not task.options.rehearsal:
+            _need_key(task, endpoints, key)
+        if not task.selection.to_send:
+            return task.result(endpoints=_told(endpoints))
+        session = _Session(task, name or _next_rehearsal(task), _REHEARSAL_KEY if task.options.rehearsal else key)
+        return _in_loop(lambda: session.run(endpoints))
+
+
+@contextlib.contextmanager
+def _addresses(task: Task) -> Iterator[tuple[str, ...]]:
+    """Yield the base URLs; a rehearsal's server lives as long as the block."""
+    options = task.options
+    if not options.rehearsal:
+        given = tuple(dict.fromkeys(check_base_url(url) for url in options.base_urls))
+        yield given or (task.provider.default_base_url(),)
+        return
+    from vlmbatch.rehearsal.faults import load_faults
+    from vlmbatch.rehearsal.server import serve
+
+    with serve(load_faults(options.faults) if options.faults else None) as server:
+        yield (server.base_url,)
+
+
+def _endpoints(task: Task, base_urls: Sequence[str]) -> list[Endpoint]:
+    provider, options = task.provider, task.options
+    session = {
+        "tool": {"name": "vlmbatch", "version": __version__},
+        "libraries": {**LIBRARIES, "python": platform.python_version()},
+        "concurrency": options.concurrency,
+    }
+    return [
+        Endpoint(
+            base_url=base_url,
+            url=provider.endpoint(task.run.info["request"]["url"], base_url),
+            is_direct=provider.is_direct(base_url),
+            limiter=Limiter(options.concurrency),
+            session={**session},
+        )
+        for base_url in base_urls
+    ]
+
+
+def _need_key(task: Task, endpoints: Sequence[Endpoint], key: str | None) -> None:
+    names = task.provider.default_key_envs()
+    if key is None and names and all(endpoint.is_direct for endpoint in endpoints):
+        raise InputError(
+            f"no API key: {' or '.join(names)} is not set",
+            hint=f"export {names[0]}=…, or name another variable with --api-key-env; nothing was sent",
+        )
+
+
+def _told(endpoints: Sequence[Endpoint]) -> list[dict[str, Any]]:
+    return [{"base_url": endpoint.name, "direct": endpoint.is_direct} for endpoint in endpoints]
+
+
+def _next_rehearsal(task: Task) -> str:
+    """Return the first free name of a rehearsal's results file."""
+    taken = {os.path.basename(path) for path in task.run.results(rehearsal=True)}
+    number = 1
+    while f"{REHEARSAL_PREFIX}{number:04d}.jsonl" in taken:
+        number += 1
+    return f"{REHEARSAL_PREFIX}{number:04d}.jsonl"
+
+
+def _in_loop(main: Callable[[], Coroutine[Any, Any, RunResult]]) -> RunResult:
+    """Run a coroutine to its end, in a loop of its own, also where the caller (a notebook) has one already."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(main())
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(lambda: asyncio.run(main())).result()
+
+
+class _Session:
+    """One sending: everything that lives as long as the loop."""
+
+    def __init__(self, task: Task, name: str, key: str | None) -> None:
+        self._task = task
+        self._results = f"{RESULTS}/{name}"
+        self._headers = task.provider.headers(key, task.run.info["request"].get("headers") or {})
+
+    async def run(self, places: list[Endpoint]) -> RunResult:
+        """Look who answers, send, save, and say what came of it."""
+        task, options = self._task, self._task.options
+        endpoints = Endpoints(
+            places, options.policy, rpm=options.rpm, tpm=options.tpm, delay_s=options.rate_limit_delay_s
+        )
+        spent_before = task.budget.spent_usd
+        async with Transport(trust_env=not options.rehearsal) as transport:
+            if not options.rehearsal:
+                await health.look(
+                    endpoints, transport, task.provider, self._headers, task.run.info["model"], task.warn
+                )
+            with LineReader(task.run) as lines:
+                sender, writer = await self._send(endpoints, transport, lines)
+        self._raise_if_refused(sender)
+        return self._result(endpoints, sender, writer, spent_before)
+
+    async def _send(
+        self, endpoints: Endpoints, transport: Transport, lines: LineReader
+    ) -> tuple[Sender, ResultsWriter]:
+        loop = asyncio.get_running_loop()
+        reporters = self._reporters()
+        writer = ResultsWriter(
+            self._task.run.file(self._results),
+            reporters=reporters,
+            on_failure=lambda: loop.call_soon_threadsafe(self._disk_failed, sender, writer),
+        )
+        sender = Sender(
+            self._errand(lines),
+            transport=transport,
+            endpoints=endpoints,
+            writer=writer,
+            stop=self._task.stop,
+            on_event=self._task.on_event,
+        )
+        try:
+            await sender.run()
+        finally:
+            writer.close()
+            for reporter in reporters:
+                reporter.finalize()
+        return sender, writer
+
+    def _disk_failed(self, sender: Sender, writer: ResultsWriter) -> None:
+        error = writer.failure
+        said = (error.strerror or str(error)) if error is not None else "unknown"
+        sender.end_because_disk(f"{self._results} cannot be written ({said}); make room")
+
+    def _errand(self, lines: LineReader) -> Errand:
+        task, selection = self._task, self._task.selection
+        outputs = task.run.info["request"].get("outputs") or {}
+        return Errand(
+            entries=resume.entries(task.run, selection.wanted),
+            lines=lines,
+            provider=task.provider,
+            asked={name: attempts.asked(task.run, task.provider, name) for name in ("", *outputs)},
+            headers=self._headers,
+            policy=task.options.policy,
+            budget=task.budget,
+            rehearsal=task.options.rehearsal,
+            is_fresh=task.is_fresh,
+            retry_status=task.options.retry_status,
+            retry_times=task.options.retry_times,
+            times=task.times,
+            total=selection.asked,
+            done=selection.asked - selection.to_send,
+        )
+
+    def _reporters(self) -> list[ProgressFileReporter]:
+        """Return the progress files, started from what was settled before."""
+        task, selection = self._task, self._task.selection
+        paths = [task.run.file(rundir.PROGRESS)]
+        if task.options.progress_path is not None:
+            paths.append(task.options.progress_path)
+        extra = {"rehearsal": True} if task.options.rehearsal else {}
+        reporters = [ProgressFileReporter(path, selection.asked, extra=extra) for path in paths]
+        for reporter in reporters:
+            reporter.start(selection.answered, selection.failed)
+        return reporters
+
+    def _raise_if_refused(self, sender: Sender) -> None:
+        ending, tally = sender.ending, sender.tally
+        if ending.fault is not None:
+            raise ending.fault
+        if ending.refused:
+            raise RefusedError(
+                f"the provider refuses the run: {ending.refused}",
+                hint=f"{tally.answers:,} answer(s) of this run are saved; once that is mended, give the command again",
+            )
+
+    def _result(
+        self, endpoints: Endpoints, sender: Sender, writer: ResultsWriter, spent_before: Decimal | None
+    ) -> RunResult:
+        tally, ending, spent = sender.tally, sender.ending, self._task.budget.spent_usd
+        return self._task.result(
+            results=self._results if tally.ended else None,
+            statuses={status.value: count for status, count in sorted(tally.statuses.items())},
+            errors=dict(sorted(tally.errors.items())),
+            tries=tally.tries,
+            input_tokens=tally.input_tokens,
+            output_tokens=tally.output_tokens,
+            spent_usd=None if spent is None or spent_before is None else spent - spent_before,
+            elapsed_s=tally.elapsed_s,
+            concurrency={
+                "asked": self._task.options.concurrency * len(endpoints.all),
+                "peak": endpoints.peak,
+                "mean": round(endpoints.mean_in_flight(), 1),
+            },
+            endpoints=_told(endpoints.all),
+            stopped=ending.stopped,
+            is_interrupted=ending.is_interrupted,
+            lost_lines=writer.lost,
+        )

@@ -1,0 +1,175 @@
+"""The table: which models count by which rule, with which constants, from which source of which date.
+
+It is data/image_tokens.toml; a user's own file of the same form may stand over it, so that a new model needs no code.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import re
+import tomllib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from vlmbatch.errors import InputError, Problem
+from vlmbatch.tokens.rules import RULES
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+AUTO = "auto"
+
+SURE = ("documented", "computed", "reported", "inferred", "guess")
+"""How sure a row is: the provider's own page; its reference code, run; a public report; by family; a guess."""
+
+_FILE = os.path.join(os.path.dirname(os.path.dirname(__file__)), "data", "image_tokens.toml")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A scheme, or a model row of one: constants and where they come from.
+
+    Attributes:
+        scheme: The scheme's name.
+        label: Whom it is for, in words for people.
+        params: Constants; a model row's stand over its scheme's.
+        detail: Constants by image detail, or the name of another detail that this one equals.
+        match: Patterns of model names; empty for a scheme's own row.
+        details: Details at which ``auto`` takes this row; empty = at all.
+        rule: The rule's name; empty in model rows.
+        sure: One of :data:`SURE`.
+        as_of: Year and month in which the source was read.
+        source: The page, the code, or the report.
+        note: What to know about it, empty where there is nothing.
+    """
+
+    scheme: str
+    label: str = ""
+    params: Mapping[str, Any] = field(default_factory=dict)
+    detail: Mapping[str, Any] = field(default_factory=dict)
+    match: tuple[str, ...] = ()
+    details: tuple[str, ...] = ()
+    rule: str = ""
+    sure: str = "guess"
+    as_of: str = ""
+    source: str = ""
+    note: str = ""
+
+    def is_for(self, model: str) -> bool:
+        """Return whether a model's name is one of this row's, whatever stands before or behind it."""
+        return any(_pattern(text).fullmatch(model) for text in self.match)
+
+
+@functools.cache
+def _pattern(text: str) -> re.Pattern[str]:
+    """Compile a pattern so that a vendor's prefix, a date or a tag around the name do not matter."""
+    return re.compile(rf"(?:.*[/:.@])?(?:{text})(?:-\d{{4}}-?\d\d-?\d\d|-latest)?(?:[:@].*)?", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Everything that is known of image tokens.
+
+    Attributes:
+        schemes: Each scheme's own row, by name.
+        models: Model rows; the first that fits a model is the one.
+        aliases: A name that stands for several schemes, of which the model decides.
+    """
+
+    schemes: Mapping[str, Row]
+    models: tuple[Row, ...]
+    aliases: Mapping[str, tuple[str, ...]]
+
+    def names(self) -> list[str]:
+        """Return what ``--scheme`` takes."""
+        return [AUTO, *self.aliases, *self.schemes]
+
+
+def load(extra: str | None = None) -> Table:
+    """Return the table, with a user's file over it.
+
+    Args:
+        extra: A TOML file with ``[[scheme]]`` and ``[[model]]`` entries; its rows stand before ours.
+
+    Raises:
+        InputError: The file cannot be read, or its entries make no sense (all of them listed).
+    """
+    table = _builtin()
+    if extra is None:
+        return table
+    try:
+        with open(extra, "rb") as file:
+            values = tomllib.load(file)
+    except OSError as error:
+        raise InputError(f"--scheme-file {extra}: cannot be read ({error.strerror})", hint="check the path") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"--scheme-file {extra}: not TOML ({error})", hint="mend the file") from None
+    return _read(values, extra, table)
+
+
+@functools.cache
+def _builtin() -> Table:
+    with open(_FILE, "rb") as file:
+        return _read(tomllib.load(file), "image_tokens.toml", Table({}, (), {}))
+
+
+def _read(values: dict[str, Any], where: str, under: Table) -> Table:
+    """Read entries and lay them over a table.
+
+    Raises:
+        InputError: Entries make no sense.
+    """
+    problems: list[str] = [f"unknown key {key!r}" for key in values if key not in {"scheme", "model", "alias"}]
+    schemes = dict(under.schemes)
+    for entry in values.get("scheme", []):
+        row = _row(entry, "name", problems)
+        schemes[row.scheme] = row
+    models = [_row(entry, "scheme", problems) for entry in values.get("model", [])]
+    aliases = {**under.aliases, **{name: tuple(names) for name, names in values.get("alias", {}).items()}}
+    if not problems:
+        problems = [problem for row in (*schemes.values(), *models) for problem in _check(row, schemes)]
+    if problems:
+        raise InputError(
+            f"{where}: {len(problems)} entry or entries make no sense",
+            hint="references/image-tokens.md shows the form",
+            problems=[Problem("scheme_file", message, where) for message in problems],
+        )
+    return Table(schemes, (*models, *under.models), aliases)
+
+
+def _row(entry: dict[str, Any], name_key: str, problems: list[str]) -> Row:
+    """Make a row of a TOML entry."""
+    known = {"label", "params", "detail", "match", "details", "rule", "sure", "as_of", "source", "note"}
+    name = entry.get(name_key)
+    problems += [f"{name or 'an entry'}: unknown key {key!r}" for key in entry if key not in {*known, name_key}]
+    if not isinstance(name, str) or not name:
+        problems.append(f"an entry lacks {name_key!r}")
+    taken = {key: value for key, value in entry.items() if key in known}
+    for key in ("match", "details"):
+        taken[key] = tuple(taken.get(key, ()))
+    return Row(str(name), **taken)
+
+
+def _check(row: Row, schemes: Mapping[str, Row]) -> list[str]:
+    """Return what is wrong with a row: its scheme, its rule, its constants, its patterns."""
+    who = f"{row.scheme} ({row.label or ', '.join(row.match) or 'scheme'})"
+    scheme = schemes.get(row.scheme)
+    if scheme is None or scheme.rule not in RULES:
+        return [f"{who}: no scheme of that name with a rule out of {', '.join(RULES)}"]
+    problems = [] if row.sure in SURE else [f"{who}: sure is one of {', '.join(SURE)}"]
+    signature = inspect.signature(RULES[scheme.rule]).parameters
+    for params in (row.params, *(value for value in row.detail.values() if isinstance(value, dict))):
+        problems += [f"{who}: rule {scheme.rule} has no constant {key!r}" for key in params if key not in signature]
+    problems += [
+        f"{who}: detail {name!r} stands for {value!r}, which is not there"
+        for name, value in row.detail.items()
+        if isinstance(value, str) and not isinstance(row.detail.get(value), dict)
+    ]
+    for text in row.match:
+        try:
+            _pattern(text)
+        except re.error as error:
+            problems.append(f"{who}: pattern {text!r}: {error}")
+    return problems

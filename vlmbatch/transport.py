@@ -1,0 +1,380 @@
+"""The wire: one request out, one whole answer (or the name of what went wrong) back. The only room with a client in it.
+
+httpx is the client; the network underneath is aiohttp, through a small transport of ours, because httpx's own pool
+costs time quadratic in the number of connections. Nothing here retries, paces or reads an answer. No redirect is
+followed, so that a key never reaches a host that the user did not name; proxies (``HTTP_PROXY``, ``HTTPS_PROXY``,
+``NO_PROXY``) and ``SSL_CERT_FILE`` are honoured; nothing that is raised or returned holds a header that was sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import ssl
+import urllib.request
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final
+
+import aiohttp
+import httpx
+from yarl import URL
+
+from vlmbatch import __version__
+from vlmbatch.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Mapping
+    from types import TracebackType
+
+    from aiohttp.abc import AbstractStreamWriter
+
+LIBRARIES: Final = {"httpx": httpx.__version__, "aiohttp": aiohttp.__version__}
+"""What carries the requests, for the record."""
+
+CONNECT_TIMEOUT_S: Final = 15.0
+MAX_ANSWER_BYTES: Final = 64 << 20
+"""Longest answer that is kept in memory; a completion is a few kilobytes."""
+
+NEVER_CONNECTED: Final = frozenset({"dns", "refused", "unreachable", "tls", "connect_timeout", "proxy"})
+"""Codes of failures in which no byte of the request left: nothing can have been billed."""
+
+_PIECE: Final = 256 << 10
+_WORDS: Final = {
+    "timeout": "no whole answer in time",
+    "connect_timeout": f"no connection within {CONNECT_TIMEOUT_S:.0f} s",
+    "dns": "the host name does not resolve",
+    "refused": "the connection was refused: nothing listens there",
+    "unreachable": "the host cannot be reached",
+    "tls": "TLS failed",
+    "proxy": "the proxy failed",
+    "reset": "the connection was reset",
+    "closed": "the connection was closed before an answer came",
+    "short_body": "the answer was cut short",
+    "bad_http": "the answer was not HTTP",
+    "too_large": f"the answer is longer than {MAX_ANSWER_BYTES >> 20} MB",
+    "network": "the network failed",
+}
+_BY_ERRNO: Final = {
+    errno.ECONNREFUSED: "refused",
+    errno.EHOSTUNREACH: "unreachable",
+    errno.ENETUNREACH: "unreachable",
+    errno.EADDRNOTAVAIL: "unreachable",
+    errno.ETIMEDOUT: "connect_timeout",
+    errno.ECONNRESET: "reset",
+    errno.EPIPE: "reset",
+}
+_BY_TYPE: Final[tuple[tuple[type[Exception], str], ...]] = (
+    (aiohttp.ClientConnectorDNSError, "dns"),
+    (aiohttp.ClientConnectorCertificateError, "tls"),
+    (aiohttp.ClientSSLError, "tls"),
+    (ssl.SSLError, "tls"),
+    (aiohttp.ClientProxyConnectionError, "proxy"),
+    (aiohttp.ClientHttpProxyError, "proxy"),
+    (aiohttp.ServerTimeoutError, "connect_timeout"),
+    (aiohttp.ServerDisconnectedError, "closed"),
+    (aiohttp.ClientPayloadError, "short_body"),
+    (aiohttp.ClientResponseError, "bad_http"),
+)
+_FRAMING: Final = frozenset({b"content-encoding", b"content-length", b"transfer-encoding"})
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came of one sending.
+
+    Attributes:
+        status_code: HTTP status, None where no whole answer came.
+        headers: Of the answer; looked up in any case.
+        body: The answer's bytes, decompressed.
+        code: Why there is no answer (``timeout``, ``dns``, ``tls``, ``refused`` ...), None where there is one.
+        message: The same for people.
+        sent: Whether the request had gone out whole, so that it may be billed.
+    """
+
+    status_code: int | None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: bytes = b""
+    code: str | None = None
+    message: str = ""
+    sent: bool = True
+
+
+class Transport:
+    """Sends requests over kept connections. Use as an async context manager, inside one event loop.
+
+    Args:
+        trust_env: Whether to hear the proxy variables (a rehearsal's loopback server must not go through one).
+    """
+
+    def __init__(self, *, trust_env: bool = True) -> None:
+        self._network = _Network(trust_env=trust_env)
+        self._client = httpx.AsyncClient(transport=self._network, timeout=None, trust_env=False)  # noqa: S113
+
+    async def __aenter__(self) -> Transport:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._client.aclose()
+
+    async def send(
+        self,
+        method: str,
+        url: str,
+        *,
+        headers: Mapping[str, str],
+        body: bytes | memoryview = b"",
+        timeout_s: float,
+        sink: Callable[[bytes], object] | None = None,
+    ) -> Answer:
+        """Send one request and wait for the whole answer.
+
+        Args:
+            method: ``POST``, ``GET`` ...
+            url: The whole URL.
+            headers: Sent as they are; the key is in here and nowhere else.
+            body: Sent as it stands.
+            timeout_s: Deadline for all of it, in seconds.
+            sink: Takes the bytes of a good answer (status 2xx) as they come, instead of ``Answer.body``.
+        """
+        out = _Outgoing(body, sink)
+        request = httpx.Request(method, _parsed(url), headers=_prepared(tuple(headers.items())), stream=out)
+        try:
+            async with asyncio.timeout(timeout_s):
+                response = await self._client.send(request)
+        except TimeoutError:
+            return self._failed("timeout", url, out, f"{timeout_s:g} s")
+        except _NetworkError as error:
+            return self._failed(error.code, url, out, error.detail)
+        return Answer(response.status_code, response.headers, response.content)
+
+    @staticmethod
+    def _failed(code: str, url: str, out: _Outgoing, detail: str) -> Answer:
+        place = httpx.URL(url)
+        where = f"{place.host}:{place.port}" if place.port else place.host
+        message = f"{_WORDS[code]} ({where}{', ' + detail if detail else ''})"
+        return Answer(None, code=code, message=message, sent=out.sent and code not in NEVER_CONNECTED)
+
+
+@lru_cache(maxsize=256)
+def _parsed(url: str) -> httpx.URL:
+    return httpx.URL(url)
+
+
+@lru_cache(maxsize=256)
+def _prepared(headers: tuple[tuple[str, str], ...]) -> httpx.Headers:
+    return httpx.Headers(headers)
+
+
+@lru_cache(maxsize=256)
+def _for_network(url: httpx.URL) -> URL:
+    return URL(str(url), encoded=True)
+
+
+def check_base_url(url: str) -> str:
+    """Return a base URL without a slash at its end.
+
+    Raises:
+        InputError: It is no http(s) URL, or it holds a user name or password.
+    """
+    try:
+        parsed = httpx.URL(url)
+    except (httpx.InvalidURL, ValueError):
+        raise InputError(f"{url!r}: not a URL", hint="for example http://127.0.0.1:8000/v1") from None
+    if parsed.userinfo:
+        raise InputError(
+            f"the base URL of {parsed.host} holds a user name or a password",
+            hint="leave it out: a key belongs into an environment variable, named by --api-key-env",
+        )
+    if parsed.scheme not in {"http", "https"} or not parsed.host:
+        raise InputError(f"{url!r}: not an http or https URL", hint="for example http://127.0.0.1:8000/v1")
+    return url.rstrip("/")
+
+
+def is_loopback(url: str) -> bool:
+    """Return whether a URL names this machine."""
+    host = httpx.URL(url).host
+    return host in {"localhost", "::1"} or host.startswith("127.")
+
+
+def without_query(url: str) -> str:
+    """Return a URL as it may be written down: what stands behind ``?`` can hold secrets."""
+    return url.partition("?")[0]
+
+
+class _Outgoing(httpx.AsyncByteStream):
+    """A request's body on its way out, where its answer is to go, and whether it has gone."""
+
+    def __init__(self, body: bytes | memoryview, sink: Callable[[bytes], object] | None) -> None:
+        self.body = memoryview(body)
+        self.sink = sink
+        self.sent = False
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        yield bytes(self.body)
+
+
+class _Payload(aiohttp.Payload):
+    """The same body as aiohttp takes it: written in pieces, so that a slow network holds one piece, not a copy."""
+
+    _default_content_type = "application/json"
+
+    def __init__(self, out: _Outgoing) -> None:
+        super().__init__(out)
+        self._size = out.body.nbytes
+
+    def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
+        return str(self._value.body, encoding, errors)
+
+    async def write(self, writer: AbstractStreamWriter) -> None:
+        body = self._value.body
+        for start in range(0, self._size or 0, _PIECE):
+            await writer.write(body[start : start + _PIECE])
+        self._value.sent = True
+
+    async def write_with_length(self, writer: AbstractStreamWriter, content_length: int | None) -> None:
+        del content_length  # the body's own length
+        await self.write(writer)
+
+
+class _NetworkError(httpx.TransportError):
+    """No whole answer came; ``code`` says why in our words, ``detail`` adds what the system said."""
+
+    def __init__(self, code: str, detail: str = "") -> None:
+        super().__init__(_WORDS[code])
+        self.code = code
+        self.detail = detail
+
+
+class _Network(httpx.AsyncBaseTransport):
+    """aiohttp's sockets under httpx's client: no pool limit, no cookies, no redirects, no proxy but by environment."""
+
+    def __init__(self, *, trust_env: bool) -> None:
+        self._trust_env = trust_env
+        self._session: aiohttp.ClientSession | None = None
+        self._tls: ssl.SSLContext | None = None
+        self._proxy_of: dict[tuple[str, str], str | None] = {}
+
+    async def __aenter__(self) -> _Network:
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None = None,
+        exc_value: BaseException | None = None,
+        traceback: TracebackType | None = None,
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        out = request.stream
+        if not isinstance(out, _Outgoing):
+            raise TypeError("requests of this transport are made by Transport.send")
+        url = request.url
+        options: dict[str, Any] = {}
+        if url.scheme == "https":
+            options["ssl"] = self._tls_context()
+        if self._trust_env and (proxy := self._proxy(url.scheme, url.host)):
+            options["proxy"] = proxy
+        if out.body.nbytes or request.method == "POST":
+            options["data"] = _Payload(out)
+        else:
+            out.sent = True
+        try:
+            async with self._open().request(
+                request.method,
+                _for_network(url),
+                headers=request.headers.multi_items(),
+                allow_redirects=False,
+                **options,
+            ) as response:
+                body = await _read(response, out.sink)
+        except (aiohttp.ClientError, OSError) as error:
+            raise _named(error) from None
+        headers = [pair for pair in response.raw_headers if pair[0].lower() not in _FRAMING]
+        return httpx.Response(response.status, headers=headers, content=body, request=request)
+
+    def _open(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            connector = aiohttp.TCPConnector(
+                limit=0, ttl_dns_cache=60, resolver=aiohttp.ThreadedResolver(), keepalive_timeout=60
+            )
+            self._session = aiohttp.ClientSession(
+                connector=connector,
+                cookie_jar=aiohttp.DummyCookieJar(),
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
+                headers={"User-Agent": f"vlmbatch/{__version__}"},
+            )
+        return self._session
+
+    def _tls_context(self) -> ssl.SSLContext:
+        if self._tls is None:
+            self._tls = httpx.create_ssl_context()
+        return self._tls
+
+    def _proxy(self, scheme: str, host: str) -> str | None:
+        """Return the proxy for a host by the environment; this machine itself is never asked through one."""
+        key = (scheme, host)
+        if key not in self._proxy_of:
+            self._proxy_of[key] = _proxy_by_environment(scheme, host)
+        return self._proxy_of[key]
+
+
+def _proxy_by_environment(scheme: str, host: str) -> str | None:
+    if is_loopback(f"{scheme}://[{host}]" if ":" in host else f"{scheme}://{host}"):
+        return None
+    proxies = urllib.request.getproxies()
+    proxy = proxies.get(scheme) or proxies.get("all")
+    if not proxy or urllib.request.proxy_bypass(host):
+        return None
+    if "://" not in proxy:
+        proxy = f"http://{proxy}"
+    if not proxy.startswith(("http://", "https://")):
+        raise InputError(
+            f"the proxy for {scheme} in the environment is neither http nor https",
+            hint="name an HTTP proxy in HTTPS_PROXY, or except the host by NO_PROXY",
+        )
+    return proxy
+
+
+async def _read(response: aiohttp.ClientResponse, sink: Callable[[bytes], object] | None) -> bytes:
+    """Read an answer to its end; short of that end, aiohttp raises."""
+    if sink is not None and 200 <= response.status <= 299:
+        async for piece in response.content.iter_chunked(1 << 20):
+            sink(piece)
+        return b""
+    pieces: list[bytes] = []
+    size = 0
+    async for piece in response.content.iter_any():
+        size += len(piece)
+        if size > MAX_ANSWER_BYTES:
+            raise _NetworkError("too_large")
+        pieces.append(piece)
+    return b"".join(pieces)
+
+
+def _named(error: Exception) -> _NetworkError:
+    """Turn what the network raised into our words."""
+    code = next((code for kind, code in _BY_TYPE if isinstance(error, kind)), None)
+    if code is None:
+        number = error.errno if isinstance(error, OSError) else None
+        code = _BY_ERRNO.get(number or 0, "network")
+    return _NetworkError(code, _detail(error, code))
+
+
+def _detail(error: Exception, code: str) -> str:
+    """Return the system's own word where it helps: never a URL, never a header."""
+    cause = getattr(error, "os_error", None) or getattr(error, "certificate_error", None) or error
+    if code == "tls":
+        return str(getattr(cause, "verify_message", "") or getattr(cause, "reason", "") or type(cause).__name__)
+    if code in {"network", "proxy"}:
+        status = getattr(error, "status", None)
+        return f"status {status}" if status else (getattr(cause, "strerror", None) or type(error).__name__)
+    return ""
+
+
