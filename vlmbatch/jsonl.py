@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import json
 import os
 import secrets
@@ -255,18 +256,15 @@ def iter_lines(path: str) -> Iterator[Line]:
     Raises:
         OSError: The file cannot be read.
     """
-    with open(path, "rb", buffering=_CHUNK) as file:
-        offset = 0
+    with io.BufferedReader(io.FileIO(path), _CHUNK) as file:
+        offset = len(file.read(len(BOM))) if file.peek(len(BOM)).startswith(BOM) else 0
         for number, raw in enumerate(file, start=1):
             start, offset = offset, offset + len(raw)
-            data = raw
-            if number == 1 and data.startswith(BOM):
-                data, start = data[3:], start + 3
-            is_ended = data.endswith(b"\n")
-            data = data[:-1] if is_ended else data
+            is_ended = raw.endswith(b"\n")
+            data = raw[:-1] if is_ended else raw
             if data.endswith(b"\r"):
                 data = data[:-1]
-            if data.strip():
+            if data and not data.isspace():
                 yield Line(number, start, data, is_ended)
 
 

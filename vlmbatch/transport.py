@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 LIBRARIES: Final = {"httpx": httpx.__version__, "aiohttp": aiohttp.__version__}
 """What carries the requests, for the record."""
 
-CONNECT_TIMEOUT_S: Final = 15.0
+CONNECT_TIMEOUT_S: Final = 10.0
 MAX_ANSWER_BYTES: Final = 64 << 20
 """Longest answer that is kept in memory; a completion is a few kilobytes."""
 
@@ -151,6 +151,8 @@ class Transport:
     @staticmethod
     def _failed(code: str, url: str, out: _Outgoing, detail: str) -> Answer:
         place = httpx.URL(url)
+        if code == "connect_timeout" and place.scheme == "https":
+            detail = "TCP or TLS handshake"
         where = f"{place.host}:{place.port}" if place.port else place.host
         message = f"{_WORDS[code]} ({where}{', ' + detail if detail else ''})"
         return Answer(None, code=code, message=message, sent=out.sent and code not in NEVER_CONNECTED)

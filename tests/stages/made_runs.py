@@ -48,15 +48,16 @@ def make_run(target: Path, made: list[Made], *, max_tokens: int = 512, system: s
         if system:
             copies["system"] = draft.write("inputs/system.txt", system.encode())
         config = draft.write("inputs/pipeline.yaml", b"source: /home/someone/private/photos\n")
-        shard, manifest, heads = b"", b"", []
+        shard, manifest = bytearray(), bytearray()
+        heads = []
         for index, one in enumerate(made):
             data = one.image if one.image is not None else picture(index)
             line, head = _frozen(index, one, data, max_tokens, len(shard))
             shard += line + b"\n"
             heads.append(head)
             manifest += jsonl.dumps({**head, "row": one.row}) + b"\n"
-        shard_ref = draft.write("shards/00000.jsonl", shard)
-        manifest_ref = draft.write(MANIFEST, manifest)
+        shard_ref = draft.write("shards/00000.jsonl", bytes(shard))
+        manifest_ref = draft.write(MANIFEST, bytes(manifest))
         draft.publish(
             {
                 "schema": RUN_SCHEMA,
@@ -126,7 +127,7 @@ def _frozen(index: int, one: Made, data: bytes, max_tokens: int, offset: int) ->
 
 
 def _collect(run: RunDir, made: list[Made], heads: list[dict[str, Any]]) -> None:
-    merged, results = b"", b""
+    merged, results = bytearray(), bytearray()
     for index, (one, head) in enumerate(zip(made, heads, strict=True)):
         usage = {**no_usage(), "input_tokens": 900 + index % 7, "output_tokens": 20 + (index * 37) % 400}
         record = {
@@ -169,7 +170,7 @@ def _collect(run: RunDir, made: list[Made], heads: list[dict[str, Any]]) -> None
         )
     jsonl.write_atomic(run.file("results/run.jsonl"), results)
     jsonl.write_atomic(run.file("merged.jsonl"), merged)
-    jsonl.write_atomic(run.file("summary.json"), jsonl.dumps_pretty(_summary(run, made, results)))
+    jsonl.write_atomic(run.file("summary.json"), jsonl.dumps_pretty(_summary(run, made, bytes(results))))
 
 
 def _summary(run: RunDir, made: list[Made], results: bytes) -> dict[str, Any]:

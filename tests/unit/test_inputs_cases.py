@@ -74,7 +74,8 @@ def test_table_case_behaves_as_stated(case: dict[str, Any], tmp_path: Path) -> N
     for item in items:
         assert b"\n" not in item.row
         assert all(len(image.path) < 256 for image in item.images)
-        assert not {"None", "null", "nan"} & {word for part in item.parts if isinstance(part, str) for word in part.split()}
+        words = {word for part in item.parts if isinstance(part, str) for word in part.split()}
+        assert not {"None", "null", "nan"} & words
 
 
 @pytest.mark.parametrize("case", TREES, ids=[case["id"] for case in TREES])

@@ -34,6 +34,8 @@ class BatchOptions:
         max_enqueued_tokens: Input tokens (estimated) in open jobs at once, None = no limit.
         timeout_s: Deadline of one upload, create or download.
         settle_s: How long a job that may have been made is looked for before it counts as never made.
+        resubmit_lost: Whether the rows of an earlier command's job that turns out never to have been made are
+            submitted by this command (it is about all rows), or left to the next one.
         rehearsal: Whether a rehearsal provider answers, so that nothing of it counts.
     """
 
@@ -46,6 +48,7 @@ class BatchOptions:
     max_enqueued_tokens: int | None = None
     timeout_s: float = 600.0
     settle_s: float = 90.0
+    resubmit_lost: bool = True
     rehearsal: bool = False
 
 
@@ -111,6 +114,7 @@ class Work:
         provider: Its adapter.
         api: Its batch API.
         options: What was asked for.
+        endpoint: The base URL as it may be written down.
         journal: The journal, open for writing.
         caller: Sends calls.
         index: The run's ids.
@@ -125,6 +129,7 @@ class Work:
     provider: Provider
     api: BatchApi
     options: BatchOptions
+    endpoint: str
     journal: Journal
     caller: Caller
     index: IdIndex

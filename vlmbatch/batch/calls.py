@@ -17,7 +17,7 @@ from vlmbatch.providers.base_batch import Reply
 from vlmbatch.records import Try
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping
 
     from vlmbatch.providers.base import Call
     from vlmbatch.providers.base_batch import BatchApi, Steps
@@ -153,11 +153,11 @@ class Caller:
 
         return await self._again(walk)
 
-    async def _again(self, attempt: Callable[[], object]) -> T:  # type: ignore[type-var]
+    async def _again(self, attempt: Callable[[], Awaitable[T]]) -> T:
         tries: list[Try] = []
         while True:
             try:
-                return await attempt()  # type: ignore[misc, no-any-return]
+                return await attempt()
             except CallError as error:
                 tries.append(Try(status_code=error.status_code, error=None, waited_s=0.0))
                 wait_s = self._wait_s(error, tries)
@@ -179,19 +179,20 @@ class Caller:
         """
         status, body = answer.status_code, _parsed(answer.body)
         if status is None:
-            return CallError(
-                None, answer.message, retry_after_s=None, may_have_acted=answer.sent, is_retryable=True
-            )
+            return CallError(None, answer.message, retry_after_s=None, may_have_acted=answer.sent, is_retryable=True)
         provider = self._api.provider
         if status not in _NO_SUCH_PLACE and (why := provider.ends_run(status, body)):
-            raise RefusedError(f"the provider refuses batch jobs: {why}", hint="what was submitted stands in batches.jsonl")
+            raise RefusedError(
+                f"the provider refuses batch jobs: {why}", hint="what was submitted stands in batches.jsonl"
+            )
         wait_s = retry.asked_wait_s(answer.headers, datetime.now(UTC), provider.retry_after_s(status, body))
+        error = provider.read(status, body).error
         return CallError(
             status,
-            _words(provider.read(status, body).error, body),
+            _words(error, body),
             retry_after_s=wait_s,
             may_have_acted=status >= 500 or status in _UNKNOWN_EFFECT,
-            is_retryable=retry.is_retryable_status(status),
+            is_retryable=error is not None and error["is_retryable"],
         )
 
 

@@ -32,7 +32,7 @@ class Planned(NamedTuple):
         return sum(end - start for start, end in self.ranges)
 
 
-def plan(run: RunDir, wanted: bytearray, *, count_tokens: bool = False) -> list[Planned]:
+def plan(run: RunDir, wanted: bytearray) -> list[Planned]:
     """Cut the wanted rows into jobs.
 
     A shard of which every row is wanted is one job. What is left of the others is gathered, in manifest order, into
@@ -41,7 +41,6 @@ def plan(run: RunDir, wanted: bytearray, *, count_tokens: bool = False) -> list[
     Args:
         run: The run.
         wanted: 1 for each manifest line that is to be sent.
-        count_tokens: Whether the input tokens of each job are estimated (one pass over the manifest).
     """
     whole: list[Planned] = []
     single = bytearray(len(wanted))
@@ -53,8 +52,7 @@ def plan(run: RunDir, wanted: bytearray, *, count_tokens: bool = False) -> list[
         else:
             single[start:end] = wanted[start:end]
         start = end
-    jobs = whole + list(_gather(run, single))
-    return _with_tokens(run, jobs) if count_tokens else jobs
+    return whole + list(_gather(run, single))
 
 
 def _gather(run: RunDir, single: bytearray) -> Iterator[Planned]:
@@ -119,7 +117,8 @@ def ids_of_lines(run: RunDir, ranges: Iterable[Range], lines: set[int]) -> dict[
 # --- tokens --------------------------------------------------------------------------------------------------
 
 
-def _with_tokens(run: RunDir, jobs: list[Planned]) -> list[Planned]:
+def with_tokens(run: RunDir, jobs: list[Planned]) -> list[Planned]:
+    """Return jobs with their estimated input tokens (one pass over the manifest)."""
     scheme = tokens.pick(run.info["model"])
     sums = [0] * len(jobs)
     owner = [-1] * run.requests

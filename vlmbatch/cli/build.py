@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -32,11 +34,12 @@ def build(
         typer.Option("--model", "--model-id", help="The model, as the provider spells it.", rich_help_panel=_ASK),
     ] = None,
     provider: Annotated[
-        str,
+        str | None,
         typer.Option(
-            help="openai, anthropic, gemini, vllm, sglang or compatible: whose wire format.", rich_help_panel=_ASK
+            help="openai, anthropic, gemini, vllm, sglang or compatible: whose wire format (openai).",
+            rich_help_panel=_ASK,
         ),
-    ] = "openai",
+    ] = None,
     prompt: Annotated[str | None, typer.Option(help="The prompt's text.", rich_help_panel=_ASK)] = None,
     prompt_file: Annotated[
         str | None, typer.Option(metavar="FILE", help="The prompt, from a file.", rich_help_panel=_ASK)
@@ -200,6 +203,8 @@ def build(
         shard_max_requests=shard_max_requests,
         skip_bad=skip_bad,
         workers=workers,
+        env=os.environ,
+        stdin=sys.stdin.buffer,
     )
     with Watch(console, "building") as watch:
         result = build_run(options, on_event=watch.on_event)

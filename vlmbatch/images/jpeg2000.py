@@ -24,7 +24,7 @@ def read(data: bytes, *, deep: bool) -> Header:
         ImageError: ``truncated``, ``damaged`` or ``unsupported_type``.
     """
     del deep
-    start, end = _codestream(data)
+    start, end, announced = _codestream(data)
     if not data.startswith(_START, start):
         raise damaged("the codestream does not start as one")
     right, bottom, left, top = struct.unpack_from(">4I", data, start + 8)
@@ -33,15 +33,27 @@ def read(data: bytes, *, deep: bool) -> Header:
         raise ImageError("unsupported_type", f"JPEG 2000 of {channels} channels, which hardly any program reads")
     if data[end - 2 : end] != _END:
         raise truncated("the file ends inside the pixels")
-    return Header(max(0, right - left), max(0, bottom - top))
+    size = right - left, bottom - top
+    if announced not in {None, size}:
+        # Pillow makes room for what the box says, before it looks at the codestream.
+        raise damaged(f"the box says {announced}, the codestream {size} pixels")
+    return Header(*size)
 
 
-def _codestream(data: bytes) -> tuple[int, int]:
+def _codestream(data: bytes) -> tuple[int, int, tuple[int, int] | None]:
+    """Return where the codestream starts and ends, and the size that the box before it announces."""
     if data.startswith(_START):
-        return 0, len(data)
+        return 0, len(data), None
+    announced = None
     for box in boxes(data, 0, len(data)):
         if box.kind == b"jp2c":
-            return box.body, box.end
+            return box.body, box.end, announced
+        if box.kind == b"jp2h" and announced is None:
+            header = next((inner for inner in boxes(data, box.body, box.end) if inner.kind == b"ihdr"), None)
+            if header is None:
+                raise damaged("the header box is missing")
+            height, width = struct.unpack_from(">II", data, header.body)
+            announced = width, height
     raise truncated("the file ends before its codestream")
 
 

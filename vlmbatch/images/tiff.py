@@ -11,13 +11,17 @@ from vlmbatch.images.base import MAX_PIXELS, Header, ImageError, damaged, notes_
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_KIND, _WIDTH, _HEIGHT, _BITS, _SAMPLES = 254, 256, 257, 258, 277
-_TILE_WIDTH, _TILE_HEIGHT = 322, 323
+_KIND, _WIDTH, _HEIGHT, _BITS, _COMPRESSION, _PHOTOMETRIC = 254, 256, 257, 258, 259, 262
+_SAMPLES, _STRIP_ROWS, _PLANAR, _TILE_WIDTH, _TILE_HEIGHT = 277, 278, 284, 322, 323
 _XMP, _DNG_VERSION = 700, 50706
-_PLACES: Final = ((273, 279), (324, 325))
-"""Tags of where strips (or tiles) stand and how long they are."""
+_STRIPS: Final = (273, 279)
+_TILES: Final = (324, 325)
+"""Tags of where strips and tiles stand, and of how long they are."""
 
-_ONE_VALUE: Final = frozenset({_WIDTH, _HEIGHT, 259, 262, 266, _SAMPLES, 278, 284, 317, _TILE_WIDTH, _TILE_HEIGHT})
+_UNCOMPRESSED, _YCBCR, _SEPARATE = 1, 6, 2
+_ONE_VALUE: Final = frozenset(
+    {_WIDTH, _HEIGHT, _COMPRESSION, _PHOTOMETRIC, 266, _SAMPLES, _STRIP_ROWS, _PLANAR, 317, _TILE_WIDTH, _TILE_HEIGHT}
+)
 _FOR_PIXELS: Final = _ONE_VALUE | {
     *(258, 273, 279, 292, 293, 320, 324, 325, 332, 338, 339, 347, 512, 513, 514, 515, 517, 519, 520, 521),
     *(529, 530, 531, 532, 34675),
@@ -29,6 +33,25 @@ _DEPTHS: Final = frozenset({1, 2, 4, 8, 16, 32})
 _MAX_PAGES: Final = 1 << 16
 _FORMATS: Final = {1: "B", 2: "B", 3: "H", 4: "I", 7: "B", 13: "I", 16: "Q"}
 """Types whose values are whole numbers, as struct spells them; others are never asked for."""
+
+_VALUE_BYTES: Final = {
+    1: 1,
+    2: 1,
+    3: 2,
+    4: 4,
+    5: 8,
+    6: 1,
+    7: 1,
+    8: 2,
+    9: 4,
+    10: 8,
+    11: 4,
+    12: 8,
+    13: 4,
+    16: 8,
+    17: 8,
+    18: 8,
+}
 
 
 class _Layout(NamedTuple):
@@ -81,9 +104,9 @@ def read(data: bytes, *, deep: bool) -> Header:
     first = pages[0]
     if _DNG_VERSION in first or data[8:10] == b"CR" or _number(data, layout, first, _KIND, 0) & 1:
         raise ImageError("unsupported_type", "a camera raw file (DNG, CR2, NEF ...), of which only a thumbnail shows")
+    _check_samples(data, layout, first)
     for page in pages:
         _check_places(data, layout, page)
-    _check_samples(data, layout, first)
     width, height = (_number(data, layout, first, tag, 0) for tag in (_WIDTH, _HEIGHT))
     meta = exif.NOTHING if layout.is_big else exif.read(data)
     xmp = first.get(_XMP)
@@ -101,6 +124,8 @@ def _pages(data: bytes, layout: _Layout) -> Iterator[_Page]:
     seen: set[int] = set()
     while position and position not in seen and len(seen) < _MAX_PAGES:
         seen.add(position)
+        if position + layout.entries.size > len(data):
+            raise truncated("the file ends before a page's directory")
         (count,) = layout.entries.unpack_from(data, position)
         start = position + layout.entries.size
         end = start + count * layout.entry.size
@@ -120,16 +145,25 @@ def _bytes(data: bytes, layout: _Layout, entry: _Entry) -> bytes:
     Raises:
         ImageError: ``damaged``: not whole numbers; ``truncated``: outside the file.
     """
-    code = _FORMATS.get(entry.kind)
-    if code is None:
+    if entry.kind not in _FORMATS:
         raise damaged(f"a value of type {entry.kind} where a whole number belongs")
-    size = struct.calcsize(f"={code}") * entry.values
+    size = _VALUE_BYTES[entry.kind] * entry.values
     if size <= len(entry.value):
         return entry.value[:size]
-    (start,) = layout.offset.unpack(entry.value)
+    start = _start(data, layout, entry, size)
+    return data[start : start + size]
+
+
+def _start(data: bytes, layout: _Layout, entry: _Entry, size: int) -> int:
+    """Return where a value of so many bytes starts that does not stand in its entry.
+
+    Raises:
+        ImageError: ``truncated``: outside the file.
+    """
+    start: int = layout.offset.unpack(entry.value)[0]
     if start + size > len(data):
         raise truncated("the file ends inside a page's values")
-    return data[start : start + size]
+    return start
 
 
 def _numbers(data: bytes, layout: _Layout, page: _Page, tag: int) -> tuple[int, ...]:
@@ -146,12 +180,43 @@ def _number(data: bytes, layout: _Layout, page: _Page, tag: int, default: int) -
 
 
 def _check_places(data: bytes, layout: _Layout, page: _Page) -> None:
-    for places, lengths in _PLACES:
-        starts = _numbers(data, layout, page, places)
-        sizes = _numbers(data, layout, page, lengths) or (1,) * len(starts)
-        needed = max((start + size for start, size in zip(starts, sizes, strict=False)), default=0)
-        if needed > len(data):
-            raise truncated(f"{needed - len(data):,} of {needed:,} bytes are missing")
+    """See that all strips or tiles of a page are there, and inside the file: decoders leave missing ones black."""
+    places, lengths = _TILES if _TILES[0] in page else _STRIPS
+    starts = _numbers(data, layout, page, places)
+    sizes = _numbers(data, layout, page, lengths)
+    needed = max((start + size for start, size in zip(starts, sizes or starts, strict=False)), default=0)
+    if sizes and needed > len(data):
+        raise truncated(f"{needed - len(data):,} of {needed:,} bytes are missing")
+    pieces = _pieces(data, layout, page, is_tiled=places == _TILES[0])
+    if len(starts) < pieces:
+        raise truncated(f"pixels are missing: {len(starts)} of {pieces} strips or tiles are there")
+    if sizes and _number(data, layout, page, _COMPRESSION, 1) == _UNCOMPRESSED:
+        row_bytes = _row_bytes(data, layout, page)
+        unfolded = row_bytes * _number(data, layout, page, _HEIGHT, 0)
+        if sum(sizes) < unfolded:
+            raise truncated(f"pixels are missing: {sum(sizes):,} of {unfolded:,} bytes are there")
+
+
+def _pieces(data: bytes, layout: _Layout, page: _Page, *, is_tiled: bool) -> int:
+    """Return how many strips or tiles make up a page."""
+    width, height = (_number(data, layout, page, tag, 0) for tag in (_WIDTH, _HEIGHT))
+    if is_tiled:
+        across = -(-width // max(1, _number(data, layout, page, _TILE_WIDTH, 1)))
+        pieces = across * -(-height // max(1, _number(data, layout, page, _TILE_HEIGHT, 1)))
+    else:
+        pieces = -(-height // max(1, _number(data, layout, page, _STRIP_ROWS, max(1, height))))
+    is_separate = _number(data, layout, page, _PLANAR, 1) == _SEPARATE
+    return pieces * (_number(data, layout, page, _SAMPLES, 1) if is_separate else 1)
+
+
+def _row_bytes(data: bytes, layout: _Layout, page: _Page) -> int:
+    """Return what a row takes at least, uncompressed; 0 where colours are subsampled."""
+    if _number(data, layout, page, _PHOTOMETRIC, 0) == _YCBCR:
+        return 0
+    depths = _numbers(data, layout, page, _BITS) or (1,)
+    samples = _number(data, layout, page, _SAMPLES, 1)
+    bits = sum(depths) if len(depths) == samples else depths[0] * samples
+    return _number(data, layout, page, _WIDTH, 0) * bits // 8
 
 
 def _check_samples(data: bytes, layout: _Layout, page: _Page) -> None:
@@ -174,7 +239,9 @@ def pixels(data: bytes) -> bytes:
     """
     layout = _layout(data)
     page = next(_pages(data, layout))
-    entries = [page[tag].position for tag in sorted(_FOR_PIXELS.intersection(page))]
+    tags = [tag for tag in sorted(_FOR_PIXELS.intersection(page)) if page[tag].kind in _VALUE_BYTES]
+    _check_values(data, layout, [page[tag] for tag in tags])
+    entries = [page[tag].position for tag in tags]
     body = data + b"\x00" * (len(data) & 1)
     directory = b"".join(data[start : start + layout.entry.size] for start in entries)
     head = 8 if layout.is_big else 4
@@ -188,3 +255,15 @@ def pixels(data: bytes) -> bytes:
             layout.offset.pack(0),
         )
     )
+
+
+def _check_values(data: bytes, layout: _Layout, entries: list[_Entry]) -> None:
+    """See that all values lie inside the file, and not one over the other: Pillow warns of such."""
+    total = 0
+    for entry in entries:
+        size = _VALUE_BYTES[entry.kind] * entry.values
+        if size > len(entry.value):
+            _start(data, layout, entry, size)
+            total += size
+    if total > len(data):
+        raise damaged("the values of a page are longer than the file")

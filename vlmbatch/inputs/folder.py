@@ -192,15 +192,19 @@ class FolderSource:
 
     Args:
         paths: As given; each exists.
-        options: How to ask and what to follow.
-        text: The prompt.
+        options: What to follow.
+        texts: What is asked of each image, one request each.
+        image_name: The name under which templates know the image.
     """
 
-    def __init__(self, paths: Sequence[bytes], options: SourceOptions, text: Text) -> None:
+    def __init__(
+        self, paths: Sequence[bytes], options: SourceOptions, texts: Sequence[Text], image_name: str = "image"
+    ) -> None:
         self.report = SourceReport()
         self.total: int | None = None
         self._options = options
-        self._text = text
+        self._texts = texts
+        self._groups = {image_name: (0,)}
         self._paths = self._distinct([os.path.abspath(path) for path in paths])
         folders = [path for path in self._paths if os.path.isdir(path)]
         self.kind = "folder" if folders else "files"
@@ -226,10 +230,12 @@ class FolderSource:
         """
         self.total = sum(1 for _ in self._walk(self._scan(SourceReport())))  # a second look is cheap, a list is not
         scan = self._scan(self.report)
+        self.total *= len(self._texts)
         index = 0
         for name, is_there in self._walk(scan):
-            yield self._item(index, name, is_there)
-            index += 1
+            for text in self._texts:
+                yield self._item(index, name, text, is_there=is_there)
+                index += 1
         scan.finish()
         if not index and not self.report.problems:
             counts = ", ".join(f"{count:,} {reason}" for reason, count in sorted(self.report.left_out.items()))
@@ -248,13 +254,17 @@ class FolderSource:
             else:
                 yield os.path.relpath(path, self._root), True
 
-    def _item(self, index: int, name: bytes, is_there: bool) -> Item | Rejected:
+    def _item(self, index: int, name: bytes, text: Text, *, is_there: bool) -> Item | Rejected:
         image = image_file(name, os.path.join(self._root, name))
         if not is_there:
-            return Rejected(index, "dangling_link", "a link to nothing", where=image.path, path=image.path)
+            return self._rejected(index, RowError("dangling_link", "a link to nothing"), image.path, text)
         try:
-            parts = self._text.parts({}, {"image": (0,)})
+            parts = text.parts({}, self._groups)
         except RowError as error:
-            return Rejected(index, error.code, error.message, where=image.path, path=image.path)
-        images = (image,) if any(not isinstance(part, str) for part in parts) else ()
-        return Item(index, parts, images, where=image.path)
+            return self._rejected(index, error, image.path, text)
+        if all(isinstance(part, str) for part in parts):
+            return self._rejected(index, RowError("no_image", "the template places no image"), image.path, text)
+        return Item(index, parts, (image,), where=image.path, output=text.output)
+
+    def _rejected(self, index: int, error: RowError, path: str, text: Text) -> Rejected:
+        return Rejected(index, error.code, error.message, where=path, path=path, output=text.output)

@@ -52,7 +52,7 @@ def open_source(paths: Sequence[str], options: SourceOptions, *, stdin: IO[bytes
     tables = [one for one in found if one.is_table]
     if not tables:
         _check_folder_options(options)
-        return FolderSource([one.files[0] for one in found], options, text_of(options, ()))
+        return FolderSource([one.files[0] for one in found], options, [text_of(options, ())])
     if len(tables) < len(found):
         listed = [Problem("mixed_sources", f"read as {one.kind}", one.name) for one in found]
         raise InputError("tables and images do not go together in one run", hint="build two runs", problems=listed)

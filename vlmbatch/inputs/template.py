@@ -220,6 +220,46 @@ class TemplateText:
         return {**fields, **ours, **{name: ImagePlace(group) for name, group in images.items()}}
 
 
+# --- templates that give values, not prompts ------------------------------------------------------------------
+
+_ALONE = re.compile(r"\s*\{\{[-+]?((?:(?!\{\{|\}\}|\{%).)*?)[-+]?\}\}\s*", re.DOTALL)
+
+
+@lru_cache(maxsize=1024)
+def _compiled_value(source: str) -> tuple[Any, jinja2.Template]:
+    """Return the expression that a template is, if it is one and nothing else, and the template."""
+    alone = _ALONE.fullmatch(source)
+    expression = environment().compile_expression(alone[1], undefined_to_none=False) if alone else None
+    return expression, environment().from_string(source)
+
+
+def value_of(source: str, values: Mapping[str, Any]) -> Any:
+    """Return what a template makes of some values; None where it needs one that is missing or null.
+
+    Args:
+        source: A template that has been checked by :func:`compile_template`.
+        values: By name, as :func:`without_null` gives them.
+    """
+    expression, template = _compiled_value(source)
+    try:
+        return _with_null(expression(values)) if expression else template.render(values)
+    except _RENDER_ERRORS:
+        return None
+
+
+def _with_null(value: Any) -> Any:
+    """Return a value with null where :class:`Null`, or nothing at all, stands."""
+    if isinstance(value, jinja2.Undefined):
+        return None
+    if isinstance(value, dict):
+        return {key: _with_null(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_with_null(inner) for inner in value]
+    if value is None or isinstance(value, str | int | float):
+        return value
+    return _written(value)
+
+
 def _not_blank(text: str) -> str:
     if not text.strip():
         raise RowError("no_question", "the template gives no text for this row")

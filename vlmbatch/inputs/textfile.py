@@ -133,5 +133,3 @@ class TextFile:
                 f"{self.name}: near line {number}: not {self._encoding} ({error})",
                 hint="name the file's own encoding with --encoding",
             ) from None
-        finally:
-            text.detach()

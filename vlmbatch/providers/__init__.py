@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from vlmbatch.providers.base import Provider
 
 DEFAULT = "openai"
+LOCAL_DEFAULT = "vllm"
+"""Whose words a pipeline file is built in: such files describe a server of one's own."""
 
 _REGISTRY: dict[str, Provider] = {
     **{server.name: server for server in SERVERS},

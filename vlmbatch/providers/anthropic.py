@@ -72,7 +72,7 @@ class ModelName:
     """What a model's name tells: its line (``opus``) and its version; an unknown name counts as the newest."""
 
     def __init__(self, model: str) -> None:
-        found = _MODEL.search(model)
+        found = _MODEL.match(model)
         self.kind = (found.group(1) or "") if found else ""
         self.version = (int(found.group(2)), int(found.group(3) or 0)) if found else (99, 0)
 

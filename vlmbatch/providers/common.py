@@ -190,7 +190,7 @@ def split_think(text: str) -> tuple[str, str | None]:
     opened = _THINK.match(text)
     start = opened.end() if opened else 0
     end = text.find(_THINK_END, start)
-    if end >= 0:
+    if end >= 0 and (opened or "<think>" not in text[:end]):
         return text[end + len(_THINK_END) :].lstrip(), text[start:end].strip()
     return ("", text[start:].strip()) if opened else (text, None)
 

@@ -119,7 +119,7 @@ def multipart(
     tag: Tag, name: str, media_type: str, data: memoryview | bytes, fields: Mapping[str, str]
 ) -> tuple[dict[str, str], bytearray]:
     """Return headers and body of a multipart form with one file; the boundary is a hash, so no data holds it."""
-    boundary = f"vlmbatch-{tag.job}"
+    boundary = f"vlmbatch-{tag.job[:48]}"  # at most 70 characters (RFC 2046)
     head = "".join(
         f'--{boundary}\r\nContent-Disposition: form-data; name="{key}"\r\n\r\n{value}\r\n'
         for key, value in fields.items()
@@ -138,9 +138,8 @@ def _results(value: dict[str, Any]) -> list[ResultFile]:
     """Return both files, where they are there: a job without a good line has an error file alone."""
     kinds: tuple[tuple[Any, str], ...] = (("output", "output_file_id"), ("error", "error_file_id"))
     named = [(kind, as_text(value.get(key))) for kind, key in kinds]
-    return [
-        ResultFile(kind, Call("GET", f"/v1/files/{in_path(file_id)}/content")) for kind, file_id in found if file_id
-    ]
+    paths = [(kind, f"/v1/files/{in_path(file_id)}/content") for kind, file_id in named if file_id]
+    return [ResultFile(kind, Call("GET", path)) for kind, path in paths]
 
 
 def _flaw(error: dict[str, Any]) -> Problem:

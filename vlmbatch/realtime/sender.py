@@ -85,7 +85,10 @@ class Sender:
         self.ending = Ending()
 
     async def run(self) -> None:
-        """Send everything; what was begun is on its way to the disk when this returns."""
+        """Send everything; what was begun is on its way to the disk when this returns.
+
+        Whoever calls this ends the heeding of ``stop``, once the disk has it too.
+        """
         loop = asyncio.get_running_loop()
         self._stop.heed(partial(loop.call_soon_threadsafe, self._heed_stop))
         ticker = asyncio.create_task(self._tick())
@@ -98,7 +101,6 @@ class Sender:
                 await asyncio.wait(self._tasks)
         finally:
             ticker.cancel()
-            self._stop.heed(None)
         self._record_left_over()
         self.tally.ended_s = time.monotonic()
         self._show_progress()

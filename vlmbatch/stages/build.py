@@ -61,7 +61,7 @@ def build(options: BuildOptions, *, on_event: Callable[[Event], None] | None = N
         OSError: The disk gave out; no folder is left behind.
     """
     todo = plan(options)
-    provider = providers.get(options.provider, next(iter(todo.asks.values())).url)
+    provider = providers.get(todo.provider, next(iter(todo.asks.values())).url)
     warnings = _check_asks(provider, todo.asks)
     with Draft(options.out) as draft:
         press = Press(todo, provider, draft)

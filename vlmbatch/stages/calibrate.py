@@ -1,8 +1,8 @@
 """Statistics of a sample: from measured rows to the whole run, with an interval that holds in long tails too.
 
-Pure functions on numbers. What a total is: the measured rows are known and simply added; the rest is estimated from
-them, and where the image-size formula explains a quantity, by it (a regression on the formula's tokens: size classes
-without edges), so that a sample of small images does not make large ones cheap.
+Pure functions on numbers. The measured rows are known and simply added; the rest is estimated from them, image size
+taken into account where it can be: along a line where the formula explains a quantity, else by size classes, so that a
+sample of small images does not make large ones cheap.
 
 The interval is a studentised bootstrap. A sample hides the far end of a long tail, so its upper side is taken from the
 sample with one more row in it, farther out than the largest that was seen; where the answers have a limit, a bound that
@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import math
 import random
+from bisect import bisect_right
 from dataclasses import dataclass
 from operator import mul
 from statistics import NormalDist, fmean
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 CONFIDENCE = 0.95
 FEW = 20
@@ -36,24 +37,19 @@ _SEED = 20261130
 _TAIL_STEP = 0.6
 """How much farther than the largest row the unseen one is put, as a part of the largest one's way from the median."""
 
-_MOST_UNEXPLAINED = 0.2
+_MOST_OFF = 0.1
+_CLASS = 10
+_MOST_CLASSES = 8
 
 _SIDE = (1 + CONFIDENCE) / 2
 _Z = NormalDist().inv_cdf(_SIDE)
 
 
 class Point(NamedTuple):
-    """One measured row: ``x`` what the formula says (tokens), ``y`` what was measured."""
+    """One measured row: ``size`` in image tokens as the formula has them, ``y`` what was measured."""
 
-    x: float
+    size: int
     y: float
-
-
-class Rest(NamedTuple):
-    """The rows that were not measured: how many, and the mean of what the formula says for them."""
-
-    count: int
-    x_mean: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +63,7 @@ class Total:
         low: Lower end of the 95 % interval of the total; None below five rows.
         high: Upper end.
         rows: All rows.
-        by_size: Whether the formula's tokens explain the quantity and were used.
+        by: What the rest was estimated from: ``mean``, ``size_classes`` or ``formula``.
     """
 
     sample: int
@@ -76,7 +72,7 @@ class Total:
     low: float | None
     high: float | None
     rows: int
-    by_size: bool
+    by: str
 
     @property
     def mean(self) -> float:
@@ -84,86 +80,128 @@ class Total:
         return self.estimate / self.rows
 
 
-def total(points: Sequence[Point], rest: Rest, *, cap: float | None = None) -> Total:
+def total(points: Sequence[Point], rest: Mapping[int, int], *, cap: float | None = None) -> Total:
     """Estimate a quantity over the whole run.
 
     Args:
         points: The measured rows, at least one.
-        rest: The others.
+        rest: The other rows: how many there are of each size.
         cap: The most that one row can reach, None where there is no limit.
     """
     values = [point.y for point in points]
-    known, n = math.fsum(values), len(values)
-    line = _fit(points) if rest.count and n >= _LEAST_FOR_BOOTSTRAP else None
-    adjusted = [y - line.slope * (x - rest.x_mean) for x, y in points] if line else values
-    middle = max(0.0, fmean(adjusted))
-    low, high = _interval_of_mean(adjusted, rest.count, line.inflation(rest.x_mean) if line else 1.0)
+    known, n, left = math.fsum(values), len(values), sum(rest.values())
+    model = _explain(points, rest) if left and n >= _LEAST_FOR_BOOTSTRAP else _Model("mean", values, 1.0)
+    middle = max(0.0, fmean(model.values))
+    low, high = _interval_of_mean(model, left)
     if high is not None and cap is not None:
-        high = min(high, cap if line or rest.count < n else _bound_of_mean(values, cap))
-    rows = n + rest.count
+        high = min(high, _bound_of_mean(values, cap) if model.by == "mean" and left >= n else cap)
     return Total(
         n,
         known / n,
-        known + rest.count * middle,
-        None if low is None else known + rest.count * max(0.0, min(low, middle)),
-        None if high is None else known + rest.count * max(high, middle),
-        rows,
-        line is not None,
+        known + left * middle,
+        None if low is None else known + left * max(0.0, min(low, middle)),
+        None if high is None else known + left * max(high, middle),
+        n + left,
+        model.by,
     )
 
 
-# --- the formula as an explanation ------------------------------------------------------------------------------
+# --- image size as an explanation -------------------------------------------------------------------------------
 
 
-class _Line(NamedTuple):
-    """Least squares of y on x over the sample."""
+class _Model(NamedTuple):
+    """Measured values carried over to the sizes of the rows that were not measured.
 
-    slope: float
-    n: int
-    x_mean: float
-    x_squares: float
-
-    def inflation(self, x: float) -> float:
-        """Return how much a slope that is itself estimated widens an interval at ``x``."""
-        return math.sqrt((self.n - 1) / (self.n - 2) * (1 + self.n * (x - self.x_mean) ** 2 / self.x_squares))
-
-
-def _fit(points: Sequence[Point]) -> _Line | None:
-    """Fit a line, None where x does not vary or leaves more than a fifth of the scatter of y unexplained.
-
-    A weak or bent relation (a server that shrinks large images, say) is no ground to extrapolate on: the plain mean
-    is wider and right.
+    Their mean estimates the mean of the rest, their scatter its error; ``widen`` is what the carrying over itself
+    adds to that error, ``beyond`` how much of the mean rests on sizes larger than any that was measured.
     """
-    n = len(points)
-    x_mean, y_mean = fmean(p.x for p in points), fmean(p.y for p in points)
-    x_squares = math.fsum((p.x - x_mean) ** 2 for p in points)
-    if x_squares <= 1e-9 * n * (1 + x_mean * x_mean):
+
+    by: str
+    values: Sequence[float]
+    widen: float
+    beyond: float = 0.0
+
+
+def _explain(points: Sequence[Point], rest: Mapping[int, int]) -> _Model:
+    """Choose how image size is taken into account: by the formula's line, by size classes, or not at all."""
+    classes = _classes(points)
+    line = _by_line(points, rest) if len(classes) > 1 else None
+    if line is not None:
+        return line
+    if len(classes) > 1:
+        return _by_classes(classes, rest)
+    return _Model("mean", [point.y for point in points], 1.0)
+
+
+def _by_line(points: Sequence[Point], rest: Mapping[int, int]) -> _Model | None:
+    """Carry over along a straight line, None unless every single row lies on it but for text and rounding.
+
+    A bent relation (a server that shrinks large images, say) is no ground to extrapolate on.
+    """
+    n, left = len(points), sum(rest.values())
+    size, mean = fmean(p.size for p in points), fmean(p.y for p in points)
+    squares = math.fsum((p.size - size) ** 2 for p in points)
+    slope = math.fsum((p.size - size) * (p.y - mean) for p in points) / squares
+    off = max(abs(p.y - mean - slope * (p.size - size)) for p in points)
+    if slope <= 0 or off > _MOST_OFF * (max(p.y for p in points) - min(p.y for p in points)):
         return None
-    slope = math.fsum((p.x - x_mean) * (p.y - y_mean) for p in points) / x_squares
-    left = math.fsum((p.y - y_mean - slope * (p.x - x_mean)) ** 2 for p in points)
-    scatter = math.fsum((p.y - y_mean) ** 2 for p in points)
-    return _Line(slope, n, x_mean, x_squares) if left <= _MOST_UNEXPLAINED * scatter else None
+    there = sum(size * rows for size, rows in rest.items()) / left
+    widen = math.sqrt((n - 1) / (n - 2) * (1 + n * (there - size) ** 2 / squares))
+    largest = max(p.size for p in points)
+    beyond = sum((size - largest) * rows for size, rows in rest.items() if size > largest) / left
+    return _Model("formula", [p.y - slope * (p.size - there) for p in points], widen, slope * beyond)
+
+
+def _classes(points: Sequence[Point]) -> list[list[Point]]:
+    """Cut the sample into size classes of at least ten rows; rows of one size stay together."""
+    classes: list[list[Point]] = [[]]
+    for point in sorted(points):
+        if len(classes[-1]) >= _CLASS and point.size != classes[-1][-1].size and len(classes) < _MOST_CLASSES:
+            classes.append([])
+        classes[-1].append(point)
+    if len(classes) > 1 and len(classes[-1]) < _CLASS:
+        last = classes.pop()
+        classes[-1] += last
+    return classes
+
+
+def _by_classes(classes: Sequence[Sequence[Point]], rest: Mapping[int, int]) -> _Model:
+    """Weigh each class by how many rows of the rest are of its sizes (post-stratification)."""
+    n, left = sum(map(len, classes)), sum(rest.values())
+    edges = [part[0].size for part in classes[1:]]
+    weights = [0.0] * len(classes)
+    for size, rows in rest.items():
+        weights[bisect_right(edges, size)] += rows / left
+    means = [fmean(p.y for p in part) for part in classes]
+    middle = math.fsum(map(mul, weights, means))
+    values = [
+        middle + weight * n / len(part) * (point.y - mean)
+        for part, weight, mean in zip(classes, weights, means, strict=True)
+        for point in part
+    ]
+    return _Model("size_classes", values, math.sqrt((n - 1) / (n - len(classes))))
 
 
 # --- the interval -----------------------------------------------------------------------------------------------
 
 
-def _interval_of_mean(values: Sequence[float], rest: int, inflation: float) -> tuple[float | None, float | None]:
+def _interval_of_mean(model: _Model, rest: int) -> tuple[float | None, float | None]:
     """Return the interval for the mean of the rows that were not measured.
 
     The rest is itself a finite draw: with n measured and R left its mean scatters by sqrt(1 + n / R) as much as the
-    sample's mean does around the truth of an endless population.
+    sample's mean does around the truth of an endless population. What lies beyond the largest measured size may be
+    shrunk by the server before it is counted, so the lower end does without it.
     """
-    n = len(values)
+    values, n = model.values, len(model.values)
     if not rest:
         return fmean(values), fmean(values)
     if n < _LEAST:
         return None, None
-    widen = inflation * math.sqrt(1 + n / rest)
+    widen = model.widen * math.sqrt(1 + n / rest)
     farther = [*values, max(values) + _TAIL_STEP * (max(values) - sorted(values)[n // 2])]
     low = _reach(values, upper=False) * widen
     high = max(_reach(values, upper=True), fmean(farther) - fmean(values) + _reach(farther, upper=True)) * widen
-    return fmean(values) - low, fmean(values) + high
+    return fmean(values) - low - model.beyond, fmean(values) + high
 
 
 def _reach(values: Sequence[float], *, upper: bool) -> float:
@@ -204,9 +242,9 @@ def _variance(values: Sequence[float]) -> float:
     return math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
 
 
-def _student(freedom: int) -> float:
+def _student(freedom: float) -> float:
     """Return Student's quantile for one side of the interval (Cornish-Fisher; within 1 % from 4 degrees up)."""
-    z = _Z
+    z: float = _Z
     first = (z**3 + z) / 4
     second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
     third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384

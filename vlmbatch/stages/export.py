@@ -247,13 +247,13 @@ def _one_or_list(values: Sequence[str]) -> str:
 
 
 class RowsSink:
-    """JSON lines: every input row with all its fields as they were, and ``model``, ``raw_response``,
-    ``parsed_answer``, ``error`` (null on success) behind them.
+    """JSON lines: every input row with all its fields as they were, and four fields of ours behind them.
 
-    Several outputs of one row are joined into one line: then each of the four is an object by output name. Where the
-    run has an output schema, the line is what it says, with ``error`` behind it. A field of the input that has one of
+    These are ``model``, ``raw_response``, ``parsed_answer`` and ``error`` (null on success). Several outputs of one row
+    are joined into one line: then each of the four is an object by output name (``error`` holds those that failed).
+    Where the run has an output schema, the line is what that says, and ``error``. A field of the input that has one of
     our names is kept under ``input_NAME``.
-    """  # noqa: D205
+    """
 
     def __init__(self, file: BinaryIO, run: RunDir) -> None:
         answer = run.info.get("answer") or {}
@@ -293,9 +293,9 @@ class RowsSink:
         if self._schema is None:
             self._write(self._row, joined, is_rehearsal=is_rehearsal)
             return
-        from vlmbatch.inputs.pipeline import render_output
+        from vlmbatch.inputs.rendering import render_output
 
-        rendered = render_output(self._schema, jsonl.loads(self._row), joined["parsed_answer"])
+        rendered = render_output(self._schema, self._row, joined["parsed_answer"])
         marks = {"error": joined["error"]} | ({"rehearsal": True} if is_rehearsal else {})
         self._file.write(jsonl.dumps(rendered | marks) + b"\n")
 

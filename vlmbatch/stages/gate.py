@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from vlmbatch import tokens
 from vlmbatch.errors import InputError
 from vlmbatch.records import MODEL_ANSWERS, Status
-from vlmbatch.stages.overlay import IMAGE_SEEN, IMAGE_UNSEEN, STATUS_CODE, TOKENS
+from vlmbatch.stages.overlay import IMAGE_SEEN, IMAGE_UNSEEN
 from vlmbatch.stages.summary import AT_CAP
 
 if TYPE_CHECKING:
@@ -53,7 +53,6 @@ _OPERATORS: Final[dict[str, Callable[[Any, Any], bool]]] = {
 _ABSENT: Final = object()
 _SIDE_STEP_PX: Final = 64
 _CONDITION = re.compile(r"\s*(.+?)\s*(<=|>=|==|!=|=|<|>)\s*(\d+(?:\.\d+)?)\s*(%?)\s*")
-_ANSWERS = frozenset(STATUS_CODE[status] for status in MODEL_ANSWERS)
 
 
 class Condition(NamedTuple):
@@ -227,8 +226,8 @@ def figures(run: RunDir, read: Read, summary: Mapping[str, Any], fields: Sequenc
 
 
 def _count_filled(read: Read, bit: int) -> int:
-    overlay, ok = read.overlay, STATUS_CODE[Status.OK]
-    return sum(overlay.filled[row] >> bit & 1 for row in overlay.winners() if overlay.status[row] == ok)
+    won = read.overlay.count_won()
+    return sum(count for kind, count in won if kind.status is Status.OK and kind.filled >> bit & 1)
 
 
 def count_receipts(run: RunDir, read: Read) -> tuple[int, int]:
@@ -239,15 +238,15 @@ def count_receipts(run: RunDir, read: Read) -> tuple[int, int]:
     that drops the image answers all the same.)
     """
     overlay = read.overlay
-    column = overlay.tokens[TOKENS.index("input_tokens")]
     proven = due = 0
     for entry in run.iter_entries():
         row = overlay.winner[entry.position]
-        if row < 0 or not entry.images or overlay.status[row] not in _ANSWERS:
+        if row < 0 or not entry.images or overlay.status(row) not in MODEL_ANSWERS:
             continue
         due += 1
-        told = overlay.flags[row] & (IMAGE_SEEN | IMAGE_UNSEEN)
-        proven += told == IMAGE_SEEN if told else column[row] >= sum(map(_fewest_tokens, entry.images))
+        told = overlay.kinds[overlay.kind[row]].flags & (IMAGE_SEEN | IMAGE_UNSEEN)
+        least = 0 if told else sum(map(_fewest_tokens, entry.images))
+        proven += told == IMAGE_SEEN if told else overlay.input_tokens[row] >= least
     return proven, due
 
 

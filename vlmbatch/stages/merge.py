@@ -16,7 +16,7 @@ from vlmbatch import attempts, jsonl, rundir
 from vlmbatch.attempts import Outcome, Reader
 from vlmbatch.errors import IntegrityError, Problem
 from vlmbatch.records import ErrorInfo, Event, Reading, Status, Verdict
-from vlmbatch.stages.overlay import CHANNELS, IMAGE_SEEN, IMAGE_UNSEEN, RETRY, Kept, Ledger, Names, Overlay
+from vlmbatch.stages.overlay import IMAGE_SEEN, IMAGE_UNSEEN, RETRY, Ledger, Overlay
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,8 +30,7 @@ if TYPE_CHECKING:
 _NAMED_STRANGERS = 5
 _EVENT_BYTES = 1 << 24
 _SPOOL_BUFFER = 1 << 20
-_UNKNOWN_LATENCY = -1.0
-_MOST_UNANSWERED = 255
+_SEVERAL = 2
 _IMAGES_KEY = b',"images":'
 _ROW_KEY = b',"row":'
 _AFTER_IMAGES = (b',"source_line":', b',"output":')
@@ -58,20 +57,11 @@ class Read:
         ledger: The manifest in memory.
         overlay: Every attempt as numbers.
         files: The results files in the order in which they were read.
-        labels: Reasons and messages, by the number in the overlay; models, fingerprints and notes likewise.
-        routes: Attempts by whether they went direct (``direct``, ``relay``, ``unknown``).
-        endpoints: Attempts by the address that they went to.
     """
 
     ledger: Ledger
     overlay: Overlay
     files: list[FileFacts] = field(default_factory=list)
-    labels: Names = field(default_factory=Names)
-    models: Names = field(default_factory=Names)
-    fingerprints: Names = field(default_factory=Names)
-    notes: Names = field(default_factory=Names)
-    routes: dict[bool | None, int] = field(default_factory=dict)
-    endpoints: dict[str, int] = field(default_factory=dict)
 
 
 class Spool:
@@ -191,7 +181,13 @@ class Merge:
     def _take_file(self, reader: Reader, read: Read, facts: FileFacts, strangers: _Strangers) -> Iterator[int]:
         """Take in one file; yield the offset now and then."""
         number, told = len(read.files) - 1, 0
-        ledger, rehearsal, asked, provider = self.ledger, self.rehearsal, self.asked, self.provider
+        ledger, overlay, asked, provider, rehearsal = (
+            self.ledger,
+            read.overlay,
+            self.asked,
+            self.provider,
+            self.rehearsal,
+        )
         for outcome in reader:
             if outcome.rehearsal is not rehearsal:
                 facts.left_out += 1
@@ -201,10 +197,11 @@ class Merge:
                 continue
             wanted = asked[ledger.output_of[position]]
             reading, verdict = attempts.judge(outcome, provider, wanted)
-            row = self._note(read, number, position, outcome, reading, verdict)
-            if row >= 0 and self.has_records:
-                half = jsonl.dumps(half_record(outcome, reading, verdict, is_json=wanted.json))
-                read.overlay.spool_offset[row], read.overlay.spool_length[row] = self.spool.put(half)
+            kind = overlay.kind_number(self._kind(number, outcome, reading, verdict))
+            overlay.add(position, kind, outcome.line, reading.usage, outcome.latency_s)
+            if self.has_records:
+                half = half_record(outcome, reading, verdict, is_json=wanted.json)
+                overlay.spooled(self.spool.put(jsonl.dumps(half)))
             if outcome.offset - told > _EVENT_BYTES:
                 told = outcome.offset
                 yield told
@@ -219,38 +216,32 @@ class Merge:
             return True
         return False
 
-    def _note(
-        self, read: Read, number: int, position: int, outcome: Outcome, reading: Reading, verdict: Verdict
-    ) -> int:
-        """Note one judged attempt; return its number where it wins for now, else -1."""
-        error = reading.error or outcome.error
-        latency_s, is_direct, endpoint, notes = outcome.latency_s, outcome.is_direct, outcome.endpoint, reading.notes
-        kept = Kept(
-            verdict.status,
-            _flags(reading, verdict.status, error),
+    def _kind(self, number: int, outcome: Outcome, reading: Reading, verdict: Verdict) -> tuple[Any, ...]:
+        """Return the fields of the attempt's :class:`~vlmbatch.stages.overlay.Kind`."""
+        status, usage = verdict.status, reading.usage
+        is_plain = status is Status.OK and usage["output_tokens"] is not None and len(outcome.tries) < _SEVERAL
+        return (
+            status,
+            0 if is_plain and reading.image_tokens is None else _flags(status, reading, outcome),
             number,
-            outcome.line,
-            outcome.channel == CHANNELS[1],
-            _unanswered(outcome, reading),
-            0 if verdict.status is Status.OK else read.labels.code(verdict.reason or ""),
-            read.models.code(reading.model or ""),
-            read.fingerprints.code(reading.fingerprint or ""),
-            read.notes.code(" ".join(notes + verdict.notes)) if notes or verdict.notes else 0,
+            outcome.channel,
+            0 if is_plain else _unanswered(outcome, reading),
+            "" if status is Status.OK else verdict.reason or "",
+            reading.model or "",
+            reading.fingerprint or "",
+            reading.notes + verdict.notes,
             self._filled(verdict) if self.fields else 0,
-            _UNKNOWN_LATENCY if latency_s is None else float(latency_s),
-            reading.usage,
+            outcome.endpoint,
+            outcome.is_direct,
         )
-        read.routes[is_direct] = read.routes.get(is_direct, 0) + 1
-        read.endpoints[endpoint] = read.endpoints.get(endpoint, 0) + 1
-        return read.overlay.add(position, kept)
 
     def _filled(self, verdict: Verdict) -> int:
         """Return which of the required fields are there and not empty, as bits."""
         return sum(1 << bit for bit, path in enumerate(self.fields) if is_filled(verdict.json, path))
 
 
-def _flags(reading: Reading, status: Status, error: ErrorInfo | None) -> int:
-    flags = RETRY if may_retry(status, error) else 0
+def _flags(status: Status, reading: Reading, outcome: Outcome) -> int:
+    flags = RETRY if may_retry(status, reading.error or outcome.error) else 0
     if reading.image_tokens is not None:
         flags |= IMAGE_SEEN if reading.image_tokens else IMAGE_UNSEEN
     return flags
@@ -278,9 +269,9 @@ def _unanswered(outcome: Outcome, reading: Reading) -> int:
     count = 0
     for sending in outcome.tries:
         count += sending.get("sent") is True and sending.get("status_code") is None
-    if reading.error is None and reading.usage["output_tokens"] is None and outcome.status_code is not None:
-        count += outcome.status_code < 300
-    return min(count, _MOST_UNANSWERED)
+    if reading.error is None and reading.refusal is None and reading.usage["output_tokens"] is None:
+        count += 1
+    return count
 
 
 # --- records -------------------------------------------------------------------------------------------------
@@ -342,7 +333,7 @@ def iter_records(
     """
     overlay = read.overlay
     winner, offsets, lengths = overlay.winner, overlay.spool_offset, overlay.spool_length
-    lines, file_of = overlay.line, overlay.file
+    lines, kind, kinds = overlay.line, overlay.kind, overlay.kinds
     sources = [b',"source_file":' + jsonl.dumps(file.name) + b',"source_line":' for file in read.files]
     nothing = missing_half(rehearsal=rehearsal)[1:-1]
     for position, line in enumerate(jsonl.iter_lines(run.file(rundir.MANIFEST))):
@@ -352,8 +343,8 @@ def iter_records(
             half, source = nothing, b',"source_file":null,"source_line":null'
         else:
             half = spool.get(offsets[attempt], lengths[attempt])[1:-1]
-            source = sources[file_of[attempt]] + b"%d" % lines[attempt]
-        beaten = _superseded(read, position)
+            source = sources[kinds[kind[attempt]].file] + b"%d" % lines[attempt]
+        beaten = _superseded(read, spool, position)
         review = jsonl.dumps(reviews[position]) if position in reviews else b"null"
         data = b'{"custom_id":"%b",%b%b%b,"superseded":%b,"review":%b,"row":%b}' % (
             cut.custom_id, half, cut.images, source, beaten, review, cut.row,
@@ -361,21 +352,22 @@ def iter_records(
         yield Line(data, cut.row, cut.place)
 
 
-def _superseded(read: Read, position: int) -> bytes:
+def _superseded(read: Read, spool: Spool, position: int) -> bytes:
     overlay = read.overlay
     rows = overlay.beaten(position)
     if not rows:
         return b"[]"
+    kinds = [overlay.kinds[overlay.kind[row]] for row in rows]
     return jsonl.dumps(
         [
             {
-                "source_file": read.files[overlay.file[row]].name,
+                "source_file": read.files[kind.file].name,
                 "source_line": overlay.line[row],
-                "status": overlay.status_name(row),
-                "channel": CHANNELS[overlay.channel[row]],
-                "usage": overlay.usage_of(row),
+                "status": kind.status,
+                "channel": kind.channel,
+                "usage": jsonl.loads(spool.of_attempt(overlay, row))["usage"],
             }
-            for row in rows
+            for row, kind in zip(rows, kinds, strict=True)
         ]
     )
 
@@ -403,7 +395,10 @@ def cut_entry(data: bytes, position: int) -> Cut:
     if start < 0:
         entry = rundir.parse_entry(data, position)
         return Cut(entry.custom_id.encode(), _IMAGES_KEY + jsonl.dumps(entry.images), b"", entry.row)
-    end = min((at for key in _AFTER_IMAGES if (at := data.find(key, start, row)) > 0), default=row)
+    end = row
+    for key in _AFTER_IMAGES:
+        found = data.find(key, start, end)
+        end = end if found < 0 else found
     first = data.index(b'"', data.index(b":")) + 1
     return Cut(
         data[first : data.index(b'"', first)], data[start:end], data[end + 1 : row], data[row + len(_ROW_KEY) : -1]

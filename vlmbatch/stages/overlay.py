@@ -1,26 +1,24 @@
 """Who wins: the manifest and every attempt as a few numbers each, and the rule by which one attempt beats another.
 
-All that collect keeps in memory stands here, in arrays: some 55 bytes for each manifest line and 90 for each attempt.
+All that collect keeps in memory stands here, in arrays: some 60 bytes for each manifest line and 50 for each attempt.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections import Counter
-from itertools import compress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from vlmbatch import classify, jsonl, rundir
-from vlmbatch.records import Status, Usage
+from vlmbatch.records import Status
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from vlmbatch.records import Channel, Usage
     from vlmbatch.rundir import RunDir
 
-STATUSES = tuple(Status)
-STATUS_CODE = {status: code for code, status in enumerate(STATUSES)}
-CHANNELS = ("realtime", "batch")
+CHANNELS: Final[tuple[Channel, ...]] = ("realtime", "batch")
 TOKENS = ("input_tokens", "output_tokens", "reasoning_tokens", "cached_tokens", "total_tokens")
 
 RETRY = 1
@@ -35,7 +33,8 @@ _HASH_KEY = b'"line_sha256":"'
 _OUTPUT_KEY = b',"output":"'
 _ROW_KEY = b',"row":'
 _HASH_BYTES = 32
-_MANY = 65_534
+_MANY = 65_536
+_OTHERS = "(others)"
 _MOST_TOKENS = 1 << 62
 
 
@@ -100,45 +99,36 @@ def read_head(data: bytes, position: int) -> tuple[str, bytes, str]:
     return entry.custom_id, bytes.fromhex(entry.line_sha256), entry.output
 
 
-class Names:
-    """Strings that repeat, kept once; beyond 65,534 different ones the rest counts as ``(others)``."""
+class Kind(NamedTuple):
+    """All that many attempts have in common, kept once: a run has a handful of kinds.
 
-    def __init__(self) -> None:
-        self._codes: dict[str, int] = {"": 0}
-
-    def code(self, name: str) -> int:
-        """Return the number of a name, a new one where it is new."""
-        codes = self._codes
-        found = codes.get(name)
-        if found is None:
-            found = codes[name] = len(codes) if len(codes) < _MANY else codes.setdefault("(others)", _MANY)
-        return found
-
-    def name(self, code: int) -> str:
-        """Return the name behind a number."""
-        return self.all()[code]
-
-    def all(self) -> dict[int, str]:
-        """Return all names by number."""
-        return {code: name for name, code in self._codes.items()}
-
-
-class Kept(NamedTuple):
-    """What is kept of one attempt; names are numbers of :class:`Names`, ``None`` tokens are -1."""
+    Attributes:
+        status: What became of the attempt.
+        flags: :data:`RETRY`, :data:`IMAGE_SEEN`, :data:`IMAGE_UNSEEN`.
+        file: Number of the results file.
+        channel: ``realtime`` or ``batch``.
+        unanswered: Sendings that may have been billed although no usage came back.
+        label: Why it is not ok, empty where it is.
+        model: The model's name as the provider told it, empty where it did not.
+        fingerprint: Its ``system_fingerprint``, likewise.
+        notes: Codes of what is odd.
+        filled: Which of the required fields are there, as bits.
+        endpoint: Where it was sent, empty where the file does not tell.
+        is_direct: Whether that is the provider's own address, None = not told.
+    """
 
     status: Status
     flags: int
     file: int
-    line: int
-    channel: int
+    channel: str
     unanswered: int
-    label: int
-    model: int
-    fingerprint: int
-    notes: int
+    label: str
+    model: str
+    fingerprint: str
+    notes: tuple[str, ...]
     filled: int
-    latency_s: float
-    usage: Usage
+    endpoint: str
+    is_direct: bool | None
 
 
 class Overlay:
@@ -146,116 +136,107 @@ class Overlay:
 
     Attributes:
         winner: For each manifest line the number of its winning attempt, -1 where there is none.
-        status: For each attempt the number of its status; the other columns likewise.
+        kinds: What kinds of attempts there are.
+        kind: For each attempt the number of its kind; the other columns likewise: ``line`` in its file,
+            ``input_tokens`` and ``output_tokens`` (-1 = not told), ``latency_s`` (-1 = not told), where its half of
+            the record is spooled.
+        tokens: Sums over all attempts, by channel and by name.
     """
 
     def __init__(self, requests: int) -> None:
         self.winner = array("i", [-1]) * requests
         self._beaten = array("i", [-1]) * requests
         self._next = array("i")
-        self.status = array("B")
-        self.flags = array("B")
-        self.file = array("H")
+        self.kinds: list[Kind] = []
+        self._numbers: dict[tuple[Any, ...], int] = {}
+        self.kind = array("I")
         self.line = array("I")
-        self.channel = array("B")
-        self.unanswered = array("B")
-        self.label = array("H")
-        self.model = array("H")
-        self.fingerprint = array("H")
-        self.notes = array("H")
-        self.filled = array("Q")
+        self.input_tokens = array("q")
+        self.output_tokens = array("q")
         self.latency_s = array("d")
-        self.tokens = tuple(array("q") for _ in TOKENS)
         self.spool_offset = array("q")
         self.spool_length = array("I")
+        self.tokens: dict[str, dict[str, int]] = {channel: dict.fromkeys(TOKENS, 0) for channel in CHANNELS}
 
     def __len__(self) -> int:
-        return len(self.status)
+        return len(self.kind)
 
-    def add(self, position: int, kept: Kept) -> int:
-        """Take in the next attempt for a manifest line; return its number where it wins for now, else -1."""
-        row = len(self.status)
-        self.status.append(STATUS_CODE[kept.status])
-        self.flags.append(kept.flags)
-        self.file.append(kept.file)
-        self.line.append(kept.line)
-        self.channel.append(kept.channel)
-        self.unanswered.append(kept.unanswered)
-        self.label.append(kept.label)
-        self.model.append(kept.model)
-        self.fingerprint.append(kept.fingerprint)
-        self.notes.append(kept.notes)
-        self.filled.append(kept.filled)
-        self.latency_s.append(kept.latency_s)
-        usage = kept.usage
-        for column, name in zip(self.tokens, TOKENS, strict=True):
-            value = usage[name]  # type: ignore[literal-required]
-            column.append(value if value is not None and 0 <= value < _MOST_TOKENS else -1)
-        self.spool_offset.append(-1)
-        self.spool_length.append(0)
+    def kind_number(self, kind: tuple[Any, ...]) -> int:
+        """Return the number of a kind, given as the tuple of its fields; beyond 65,536 labels are ``(others)``."""
+        number = self._numbers.get(kind)
+        if number is None:
+            whole = Kind(*kind)
+            if len(self.kinds) >= _MANY and whole.label not in {"", _OTHERS}:
+                return self.kind_number(whole._replace(label=_OTHERS))
+            number = self._numbers[kind] = len(self.kinds)
+            self.kinds.append(whole)
+        return number
+
+    def add(self, position: int, kind: int, line: int, usage: Usage, latency_s: float | None) -> int:
+        """Take in the next attempt for a manifest line; return its number."""
+        row = len(self.kind)
+        used, made = usage["input_tokens"], usage["output_tokens"]
+        self.kind.append(kind)
+        self.line.append(line)
+        self.input_tokens.append(-1 if used is None or used > _MOST_TOKENS else used)
+        self.output_tokens.append(-1 if made is None or made > _MOST_TOKENS else made)
+        self.latency_s.append(-1.0 if latency_s is None else latency_s)
         self._next.append(-1)
-        return self._settle(position, row)
-
-    def _settle(self, position: int, row: int) -> int:
+        sums = self.tokens[self.kinds[kind].channel]
+        for name, count in usage.items():
+            if count:
+                sums[name] += count  # type: ignore[operator]  # a count, as Usage says
         old = self.winner[position]
-        if old >= 0 and _RANK[self.status[row]] < _RANK[self.status[old]]:
-            self._push(position, row)
-            return -1
-        if old >= 0:
-            self._push(position, old)
-        self.winner[position] = row
+        if old < 0:
+            self.winner[position] = row
+        else:
+            self._settle(position, old, row)
         return row
 
-    def _push(self, position: int, row: int) -> None:
-        self._next[row] = self._beaten[position]
-        self._beaten[position] = row
+    def _settle(self, position: int, old: int, row: int) -> None:
+        """Let the stronger of two attempts win, of equal ones the later; remember the other."""
+        wins = classify.rank(self.status(row)) >= classify.rank(self.status(old))
+        loser = old if wins else row
+        self._next[loser] = self._beaten[position]
+        self._beaten[position] = loser
+        if wins:
+            self.winner[position] = row
+
+    def spooled(self, place: tuple[int, int]) -> None:
+        """Note where the last attempt's half of the record stands."""
+        self.spool_offset.append(place[0])
+        self.spool_length.append(place[1])
+
+    def status(self, row: int) -> Status:
+        """Return the status of an attempt."""
+        return self.kinds[self.kind[row]].status
+
+    def status_of(self, position: int) -> Status:
+        """Return the status of a manifest line."""
+        row = self.winner[position]
+        return Status.MISSING if row < 0 else self.status(row)
 
     def beaten(self, position: int) -> Sequence[int]:
         """Return the attempts of a manifest line that did not win, in the order of reading."""
         row = self._beaten[position]
-        if row < 0:
-            return ()
         rows = []
         while row >= 0:
             rows.append(row)
             row = self._next[row]
         return sorted(rows)
 
-    def status_of(self, position: int) -> Status:
-        """Return the status of a manifest line."""
-        row = self.winner[position]
-        return Status.MISSING if row < 0 else STATUSES[self.status[row]]
-
-    def status_name(self, row: int) -> Status:
-        """Return the status of an attempt."""
-        return STATUSES[self.status[row]]
-
-    def usage_of(self, row: int) -> Usage:
-        """Return the tokens of an attempt."""
-        used, made, thought, cached, total = (None if column[row] < 0 else column[row] for column in self.tokens)
-        return Usage(
-            input_tokens=used, output_tokens=made, reasoning_tokens=thought, cached_tokens=cached, total_tokens=total
-        )
-
     def winners(self) -> Iterator[int]:
         """Yield the winning attempts in manifest order, leaving out lines that have none."""
         return (row for row in self.winner if row >= 0)
 
-    def count_statuses(self) -> dict[Status, int]:
-        """Return how many manifest lines have each of the nine statuses, zeros too."""
-        column = self.status
-        found = Counter(column[row] for row in self.winner if row >= 0)
-        counts = {status: found[code] for code, status in enumerate(STATUSES)}
-        counts[Status.MISSING] = self.winner.count(-1)
-        return counts
+    def count_won(self) -> list[tuple[Kind, int]]:
+        """Return how many manifest lines each kind of attempt won."""
+        column = self.kind
+        return self._counted(Counter(column[row] for row in self.winner if row >= 0))
 
-    def sum_tokens(self, which: bytes) -> dict[str, int]:
-        """Return the tokens of the attempts that ``which`` selects (one byte each), unknown ones left out."""
-        sums = {}
-        for name, column in zip(TOKENS, self.tokens, strict=True):
-            chosen = array("q", compress(column, which))
-            sums[name] = sum(chosen) + chosen.count(-1)
-        return sums
+    def count_all(self) -> list[tuple[Kind, int]]:
+        """Return how many attempts there are of each kind."""
+        return self._counted(Counter(self.kind))
 
-
-_RANK = tuple(classify.rank(status) for status in STATUSES)
+    def _counted(self, counts: Counter[int]) -> list[tuple[Kind, int]]:
+        return [(self.kinds[number], count) for number, count in sorted(counts.items())]

@@ -38,7 +38,7 @@ _WINDOW = 32
 _SAID = 140
 _PROMPTS = 64
 _GOLDEN = (math.sqrt(5) - 1) / 2
-_INDEX_KEYS = ("id", "name", "said", "status", "place", "thumb", "input", "output", "ms", "length")
+_INDEX_KEYS = ("id", "name", "said", "status", "thumb", "input", "output", "ms", "length")
 
 
 # --- pictures ------------------------------------------------------------------------------------------------
@@ -306,7 +306,6 @@ class Book:
             "name": images[0]["path"] if images else "",
             "said": " ".join(said[: 2 * _SAID].split())[:_SAID],
             "status": self._found.status[position],
-            "place": position,
             "thumb": max(thumbs, default=UNKNOWN),
             "input": UNKNOWN if usage["input_tokens"] is None else usage["input_tokens"],
             "output": self._found.output_tokens[position],

@@ -7,12 +7,12 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from typing import IO, TYPE_CHECKING, Any
 
-from vlmbatch import images, inputs, jsonl
+from vlmbatch import images, inputs, jsonl, providers
 from vlmbatch.errors import InputError, Problem
-from vlmbatch.inputs.base import Verbatim
+from vlmbatch.inputs.base import DEFAULT_IMAGE_FIELD, Verbatim
 from vlmbatch.providers.base import Ask
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ class BuildOptions:
         sources: Folders, files or one table; empty where ``config`` names them.
         out: The run folder to make; it must not exist.
         model: The model's name; None where ``config`` names it.
+        provider: Name in the registry; None = the default, or for a pipeline file that of a server of one's own.
+        env: The variables that paths of a pipeline file may name; nothing else is taken from it.
         limits: The user's own values for the provider's dated limits, by name.
         workers: Threads that read and encode; None = one per processor.
     """
@@ -37,7 +39,7 @@ class BuildOptions:
     sources: Sequence[str] = ()
     out: str
     model: str | None = None
-    provider: str = "openai"
+    provider: str | None = None
     prompt: str | None = None
     prompt_file: str | None = None
     system_file: str | None = None
@@ -70,6 +72,8 @@ class BuildOptions:
     shard_max_requests: int | None = None
     skip_bad: bool = False
     workers: int | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    stdin: IO[bytes] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,14 +82,16 @@ class Plan:
 
     Attributes:
         options: What the user said.
+        provider: Name of the provider, settled.
         source: Where the inputs come from, opened.
         asks: What is asked, by output name; ``""`` for runs with one output.
         verbatim: Files to copy into inputs/, by role: ``prompt``, ``system``, ``schema``, ``extra_body``, ``config``.
         answer: What collect has to know of the answer: ``{json, schema, outputs, output_schema}``.
-        extensions: What the config file says for later commands, kept in run.json.
+        settings: What the pipeline file says for later commands, kept in run.json.
     """
 
     options: BuildOptions
+    provider: str
     source: Source
     asks: dict[str, Ask]
     verbatim: dict[str, Verbatim]
@@ -111,11 +117,53 @@ def plan(options: BuildOptions) -> Plan:
     prompt = _text(verbatim["prompt"]) if "prompt" in verbatim else None
     return Plan(
         options=options,
-        source=inputs.open_source(list(options.sources), _source_options(options, prompt)),
+        provider=options.provider or providers.DEFAULT,
+        source=inputs.open_source(list(options.sources), _source_options(options, prompt), stdin=options.stdin),
         asks={"": ask},
         verbatim=verbatim,
         answer={"json": ask.json_answer, "schema": ask.json_schema},
         settings={},
+    )
+
+
+def _plan_config(options: BuildOptions) -> Plan:
+    """Plan from a pipeline file; flags that speak of what the file says are laid over it, or refused."""
+    from vlmbatch.inputs.pipeline import load_pipeline
+    from vlmbatch.inputs.pipelinesource import open_pipeline
+
+    refused = {
+        "SOURCE: the pipeline file names its datasets": bool(options.sources),
+        "--response-format, --json-schema: the file's outputs say it": bool(
+            options.response_format or options.json_schema
+        ),
+    }
+    problems = [Problem("usage", message) for message, holds in refused.items() if holds]
+    if problems:
+        raise InputError("options that --config excludes", hint="drop them, or change the file", problems=problems)
+    pipeline = load_pipeline(options.config or "").expanded(options.env)
+    verbatim, ask = _read_ask(options, options.model or pipeline.model)
+    sampling = pipeline.sampling
+    ask = replace(
+        ask,
+        max_tokens=options.max_tokens or sampling.max_tokens or DEFAULT_MAX_TOKENS,
+        temperature=sampling.temperature if options.temperature is None else options.temperature,
+        top_p=sampling.top_p if options.top_p is None else options.top_p,
+        extra_body={**(sampling.extra or {}), **ask.extra_body},
+    )
+    outputs = {one.name: {"json": one.is_json, "schema": one.schema} for one in pipeline.outputs}
+    return Plan(
+        options=options,
+        provider=options.provider or providers.LOCAL_DEFAULT,
+        source=open_pipeline(pipeline, _source_options(options, options.prompt)),
+        asks={one.name: replace(ask, json_answer=one.is_json, json_schema=one.schema) for one in pipeline.outputs},
+        verbatim={**verbatim, "config": Verbatim(pipeline.name, pipeline.data)},
+        answer={
+            "json": any(one.is_json for one in pipeline.outputs),
+            "schema": None,
+            "outputs": outputs,
+            "output_schema": pipeline.merged_rows(),
+        },
+        settings=pipeline.settings,
     )
 
 
@@ -185,7 +233,7 @@ def _without_name_clash(verbatim: dict[str, Verbatim]) -> dict[str, Verbatim]:
 def _source_options(options: BuildOptions, prompt: str | None) -> inputs.SourceOptions:
     return inputs.SourceOptions(
         prompt=prompt,
-        image_fields=tuple(options.image_field) or ("image_path",),
+        image_fields=tuple(options.image_field) or (DEFAULT_IMAGE_FIELD,),
         question_field=options.question_field,
         id_fields=tuple(options.id_fields),
         prompt_template=options.prompt_template,

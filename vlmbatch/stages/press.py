@@ -183,7 +183,7 @@ class Press:
             "libraries": self._libraries(),
             "created_at": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
             "host": socket.gethostname(),
-            "provider": options.provider,
+            "provider": self._plan.provider,
             "model": ask.model,
             "request": self._request(),
             "prompt": copies.get("prompt"),

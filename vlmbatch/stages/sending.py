@@ -168,6 +168,7 @@ class _Session:
             writer.close()
             for reporter in reporters:
                 reporter.finalize()
+            self._task.stop.heed(None)
         return sender, writer
 
     def _disk_failed(self, sender: Sender, writer: ResultsWriter) -> None:

@@ -5,31 +5,31 @@ What stands here has its query in explain.py; a test computes each number a seco
 
 from __future__ import annotations
 
-from array import array
 from collections import Counter
 from dataclasses import dataclass
 from decimal import Decimal
-from itertools import compress
 from typing import TYPE_CHECKING, Any
 
 from vlmbatch import __version__, jsonl, prices, rundir
 from vlmbatch.records import ESTIMATE_SCHEMA, MODEL_ANSWERS, SUMMARY_SCHEMA, Status
-from vlmbatch.stages.overlay import CHANNELS, RETRY, STATUSES, TOKENS
+from vlmbatch.stages.overlay import CHANNELS, RETRY
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from vlmbatch.records import Asked, Channel, Review
     from vlmbatch.rundir import RunDir
     from vlmbatch.stages.merge import Read
-    from vlmbatch.stages.overlay import Names, Overlay
+    from vlmbatch.stages.overlay import Kind, Overlay
+
+    Counts = Sequence[tuple[Kind, int]]
 
 AT_CAP = (Status.TRUNCATED, Status.EMPTY_AT_CAP)
 """What needs a new run with a higher limit; sending the same request again would end the same way."""
 
 _SHOWN_REASONS = 20
 _SHARES = {"p50": 50, "p90": 90, "p95": 95, "p99": 99, "max": 100}
-_CAP_SHARE = Decimal("0.95")
+_CAP_SHARE = 0.95
 _ROUTES = {True: "direct", False: "relay", None: "unknown"}
 
 
@@ -49,8 +49,13 @@ def summarise(sources: Sources) -> dict[str, Any]:
     """Return the summary, but for what is only known once the records are written (``merged``, ``checks``)."""
     run, read = sources.run, sources.read
     overlay, requests = read.overlay, len(read.ledger)
-    counts = overlay.count_statuses()
-    tokens, unknown = _tokens(overlay)
+    won, sent = overlay.count_won(), overlay.count_all()
+    counts = count_statuses(won, requests)
+    unknown = _sum(sent, lambda kind: kind.channel, lambda kind: kind.unanswered, CHANNELS)
+    tokens = {
+        channel: {"attempts": attempts, **overlay.tokens[channel]}
+        for channel, attempts in _sum(sent, lambda kind: kind.channel, lambda _: 1, CHANNELS).items()
+    }
     return {
         "schema": SUMMARY_SCHEMA,
         "tool": {"name": "vlmbatch", "version": __version__},
@@ -65,27 +70,54 @@ def summarise(sources: Sources) -> dict[str, Any]:
         "counts": {status.value: count for status, count in counts.items()},
         "rates": {status.value: _rate(count, requests) for status, count in counts.items()},
         "answered": sum(counts[status] for status in MODEL_ANSWERS),
-        "worth_sending_again": sum(is_worth_sending(overlay, position) for position in range(requests)),
+        "worth_sending_again": counts[Status.MISSING] + sum(count for kind, count in won if kind.flags & RETRY),
         "needs_higher_limit": sum(counts[status] for status in AT_CAP),
         "by_output": _by_output(read),
-        "reasons": _reasons(read),
-        "notes": _notes(read),
+        "reasons": _reasons(won),
+        "notes": _notes(won),
         "attempts": {"total": len(overlay), "superseded": len(overlay) - (requests - counts[Status.MISSING])},
         "tokens": tokens,
         "unknown_usage": unknown,
         "cost": cost(run, tokens, unknown),
         "latency_s": _latency(overlay),
         "output_tokens": _output_tokens(read, sources.asked),
-        "models": _named(overlay, overlay.model, read.models),
-        "system_fingerprints": _named(overlay, overlay.fingerprint, read.fingerprints),
-        "route": {name: read.routes.get(told, 0) for told, name in _ROUTES.items()},
-        "endpoints": dict(sorted((name, count) for name, count in read.endpoints.items() if name)),
+        "models": _named(won, lambda kind: kind.model),
+        "system_fingerprints": _named(won, lambda kind: kind.fingerprint),
+        "route": _sum(sent, lambda kind: _ROUTES[kind.is_direct], lambda _: 1, _ROUTES.values()),
+        "endpoints": _named(sent, lambda kind: kind.endpoint),
         "estimate": _estimate(run),
         "reviews": None if sources.reviews is None else _reviews(sources.reviews),
         "files": list(sources.files),
         "merged": None,
         "checks": [],
     }
+
+
+def count_statuses(won: Counts, requests: int) -> dict[Status, int]:
+    """Return how many requests have each of the nine statuses, zeros too."""
+    counts = dict.fromkeys(Status, 0)
+    for kind, count in won:
+        counts[kind.status] += count
+    counts[Status.MISSING] = requests - sum(counts.values())
+    return counts
+
+
+def _sum(
+    counts: Counts, name_of: Callable[[Kind], str], weight_of: Callable[[Kind], int], names: Iterable[str]
+) -> dict[str, int]:
+    """Return a weight summed over attempts by a name that their kind has; names that none has are 0."""
+    sums = dict.fromkeys(names, 0)
+    for kind, count in counts:
+        sums[name_of(kind)] += count * weight_of(kind)
+    return sums
+
+
+def _named(counts: Counts, name_of: Callable[[Kind], str]) -> dict[str, int]:
+    """Return how often each name was told, the most frequent first; what was not told is left out."""
+    found: Counter[str] = Counter()
+    for kind, count in counts:
+        found[name_of(kind)] += count
+    return {name: count for name, count in found.most_common() if name}
 
 
 def _rate(count: int, of: int) -> float | None:
@@ -95,7 +127,7 @@ def _rate(count: int, of: int) -> float | None:
 def is_worth_sending(overlay: Overlay, position: int) -> bool:
     """Tell whether a request is worth sending again as it is: it has no attempt, or a failure that may pass."""
     row = overlay.winner[position]
-    return row < 0 or bool(overlay.flags[row] & RETRY)
+    return row < 0 or bool(overlay.kinds[overlay.kind[row]].flags & RETRY)
 
 
 def is_at_cap(overlay: Overlay, position: int) -> bool:
@@ -108,42 +140,32 @@ def _by_output(read: Read) -> dict[str, dict[str, int]]:
     ledger, overlay = read.ledger, read.overlay
     if ledger.outputs == [""]:
         return {}
-    counts: dict[str, dict[str, int]] = {name: dict.fromkeys(map(str, STATUSES), 0) for name in ledger.outputs}
+    counts: dict[str, dict[str, int]] = {name: dict.fromkeys(map(str, Status), 0) for name in ledger.outputs}
     for position, number in enumerate(ledger.output_of):
         counts[ledger.outputs[number]][overlay.status_of(position)] += 1
     return counts
 
 
-def _reasons(read: Read) -> list[dict[str, Any]]:
+def _reasons(won: Counts) -> list[dict[str, Any]]:
     """Return why rows are not ok, the most frequent cause first, each told once with its count."""
-    overlay = read.overlay
-    status, label, ok = overlay.status, overlay.label, STATUSES.index(Status.OK)
-    causes = Counter((status[row], label[row]) for row in overlay.winners() if status[row] != ok)
+    causes: Counter[tuple[Status, str]] = Counter()
+    for kind, count in won:
+        if kind.status is not Status.OK:
+            causes[kind.status, kind.label] += count
     return [
-        {"status": STATUSES[code].value, "reason": read.labels.name(number), "count": count}
-        for (code, number), count in causes.most_common(_SHOWN_REASONS)
+        {"status": status.value, "reason": label, "count": count}
+        for (status, label), count in causes.most_common(_SHOWN_REASONS)
     ]
 
 
-def _notes(read: Read) -> dict[str, int]:
-    overlay = read.overlay
+def _notes(won: Counts) -> dict[str, int]:
     total: Counter[str] = Counter()
-    for number, count in Counter(overlay.notes[row] for row in overlay.winners() if overlay.notes[row]).items():
-        total.update(dict.fromkeys(set(read.notes.name(number).split(" ")), count))
+    for kind, count in won:
+        total.update(dict.fromkeys(set(kind.notes), count))
     return dict(sorted(total.items()))
 
 
-# --- tokens and money ----------------------------------------------------------------------------------------
-
-
-def _tokens(overlay: Overlay) -> tuple[dict[str, dict[str, int]], dict[str, int]]:
-    """Return the tokens of every attempt by channel, and how many billed sendings told none."""
-    tokens, unknown = {}, {}
-    for number, channel in enumerate(CHANNELS):
-        which = bytes(number == found for found in overlay.channel)
-        tokens[channel] = {"attempts": sum(which), **overlay.sum_tokens(which)}
-        unknown[channel] = sum(compress(overlay.unanswered, which))
-    return tokens, unknown
+# --- money ---------------------------------------------------------------------------------------------------
 
 
 def cost(run: RunDir, tokens: Mapping[str, Mapping[str, int]], unknown: Mapping[str, int]) -> dict[str, Any]:
@@ -164,15 +186,11 @@ def cost(run: RunDir, tokens: Mapping[str, Mapping[str, int]], unknown: Mapping[
     }
 
 
-def _spent(known: prices.Prices | None, channel: str, tokens: Mapping[str, int]) -> Decimal | None:
-    rates = known.rates(_channel(channel)) if known else None
+def _spent(known: prices.Prices | None, channel: Channel, tokens: Mapping[str, int]) -> Decimal | None:
+    rates = known.rates(channel) if known else None
     if rates is None:
         return None
     return rates.of_tokens(tokens["input_tokens"], tokens["output_tokens"], tokens["cached_tokens"])
-
-
-def _channel(name: str) -> Channel:
-    return "batch" if name == "batch" else "realtime"
 
 
 def _money(amount: Decimal | None) -> str | None:
@@ -196,38 +214,33 @@ def _estimate(run: RunDir) -> dict[str, Any] | None:
 # --- distributions -------------------------------------------------------------------------------------------
 
 
-def percentiles(values: array[Any]) -> dict[str, Any]:
+def percentiles(values: list[Any]) -> dict[str, Any]:
     """Return the shares of some numbers by nearest rank: the smallest value that so many per cent do not exceed."""
-    ranked = sorted(values)
-    count = len(ranked)
-    shares = {name: ranked[max(-(-share * count // 100), 1) - 1] if ranked else None for name, share in _SHARES.items()}
+    values.sort()
+    count = len(values)
+    shares = {name: values[max(-(-share * count // 100), 1) - 1] if values else None for name, share in _SHARES.items()}
     return {"count": count, **shares}
 
 
 def _latency(overlay: Overlay) -> dict[str, Any]:
     """Return how long the attempts that won took over the realtime channel, in seconds."""
-    column, channel = overlay.latency_s, overlay.channel
-    return percentiles(array("d", (column[row] for row in overlay.winners() if column[row] >= 0 and not channel[row])))
+    column, kind = overlay.latency_s, overlay.kind
+    is_realtime = [one.channel == CHANNELS[0] for one in overlay.kinds]
+    return percentiles([column[row] for row in overlay.winners() if column[row] >= 0 and is_realtime[kind[row]]])
 
 
 def _output_tokens(read: Read, asked: Sequence[Asked]) -> dict[str, Any]:
     """Return the output tokens of the attempts that won, and how many came to 95 % of their limit."""
     overlay, ledger = read.overlay, read.ledger
-    column = overlay.tokens[TOKENS.index("output_tokens")]
+    column = overlay.output_tokens
     near = [None if one.max_tokens is None else _CAP_SHARE * one.max_tokens for one in asked]
     close = 0
-    for position, row in enumerate(overlay.winner):
-        bound = near[ledger.output_of[position]]
+    for row, output in zip(overlay.winner, ledger.output_of, strict=True):
+        bound = near[output]
         close += row >= 0 and bound is not None and column[row] >= bound
     limits = sorted({one.max_tokens for one in asked if one.max_tokens is not None})
-    values = percentiles(array("q", (column[row] for row in overlay.winners() if column[row] >= 0)))
+    values = percentiles([column[row] for row in overlay.winners() if column[row] >= 0])
     return {**values, "limits": limits, "near_limit": close}
-
-
-def _named(overlay: Overlay, column: array[int], names: Names) -> dict[str, int]:
-    """Return how often each name was told by the attempts that won, the most frequent first."""
-    found = Counter(column[row] for row in overlay.winners())
-    return {names.name(number): count for number, count in found.most_common() if names.name(number)}
 
 
 def _reviews(reviews: Mapping[int, Review]) -> dict[str, int]:

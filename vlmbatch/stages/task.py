@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from vlmbatch import attempts, jsonl, resume, rundir
+from vlmbatch import attempts, journal, jsonl, resume, rundir
 from vlmbatch.errors import CheckFailed, InputError, Interrupted, VlmbatchError
 from vlmbatch.prices import Prices
 from vlmbatch.realtime.budget import Budget
@@ -136,6 +136,11 @@ class RunResult:
         """Rows that the command was about and that have no answer now, those in a batch job not counted."""
         return self.asked - self.answered_before - self.in_batch - self.answers
 
+    @property
+    def requests_per_s(self) -> float:
+        """Rows that ended per second of sending."""
+        return sum(self.statuses.values()) / self.elapsed_s if self.elapsed_s > 0 else 0.0
+
     def problem(self) -> VlmbatchError | None:
         """Return what keeps the exit status from being 0, None where nothing does."""
         again = "the same command goes on where it ended"
@@ -225,6 +230,9 @@ def look_up(
             standing = _standing(run, provider, options, index, budget)
         if options.ids is not None:
             ids = resume.read_ids(options.ids, index)
+    if not options.rehearsal:
+        for position in journal.in_flight(run):
+            standing.note(position, resume.Mark.IN_BATCH)
     asked = resume.positions(run, limit=options.limit, num_shards=options.num_shards, shard_id=options.shard_id)
     selection = resume.select(asked, standing, resume=options.resume, ids=ids)
     return Task(

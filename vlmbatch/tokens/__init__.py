@@ -8,6 +8,7 @@ A formula is a first look. The usage that a sample was billed replaces it.
 
 from __future__ import annotations
 
+import functools
 import inspect
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -31,6 +32,7 @@ __all__ = [
     "count",
     "load",
     "pick",
+    "settings",
     "spread",
 ]
 
@@ -229,16 +231,32 @@ class Spread(NamedTuple):
     high: int
 
 
-def spread(width: int | None, height: int | None, *, table: Table | None = None, scheme: str = AUTO) -> Spread:
-    """Return the range over all schemes of the table, or over those of an alias, each with every row's constants."""
-    table = table or load()
-    wanted = table.aliases.get(scheme) or tuple(table.schemes)
-    counts = [picked.count(width, height).tokens for picked in _all_settings(table, wanted)]
+def spread(width: int | None, height: int | None, *, settings: Sequence[Scheme] | None = None) -> Spread:
+    """Return the range of what schemes would give for a size: by default all that are built in.
+
+    An image of unknown size, or one that every scheme refuses, gives ``Spread(0, 0)``.
+    """
+    if width is None or height is None:
+        return Spread(0, 0)
+    counts = [scheme.count(width, height).tokens for scheme in (_builtin_settings() if settings is None else settings)]
     taken = [tokens for tokens in counts if tokens]
     return Spread(min(taken, default=0), max(taken, default=0))
 
 
-def _all_settings(table: Table, wanted: Sequence[str]) -> list[Scheme]:
+@functools.cache
+def _builtin_settings() -> list[Scheme]:
+    return settings()
+
+
+def settings(table: Table | None = None, family: str = "") -> list[Scheme]:
+    """Return every way to count that a table knows, each row's constants at its default detail.
+
+    Args:
+        table: What is known; None = the built-in table.
+        family: An alias; only its schemes then, all where there is no such alias.
+    """
+    table = table or load()
+    wanted = table.aliases.get(family) or tuple(table.schemes)
     found = []
     for row in (*table.schemes.values(), *table.models):
         rule, params = table.schemes[row.scheme].rule, _constants(table, row, "default")

@@ -82,7 +82,7 @@ class BatchGenerate(Api):
         asked = (jsonl.parse_object(await request.read()) or {}).get("file") or {}
         upload_id = secrets.token_hex(8)
         kind = headers.get("X-Goog-Upload-Header-Content-Type", "")
-        self._uploads[upload_id] = ({"size": size, "type": kind, "name": asked.get("displayName", "")}, bytearray())
+        self._uploads[upload_id] = ({"size": size, "type": kind, "name": _display_name(asked)}, bytearray())
         url = f"http://{request.host}{request.path}?upload_id={upload_id}&upload_protocol=resumable"
         return await self.ok(request, {}, {"x-goog-upload-url": url, "x-goog-upload-status": "active"})
 
@@ -106,10 +106,10 @@ class BatchGenerate(Api):
             return refused
         batch = (jsonl.parse_object(await request.read()) or {}).get("batch") or {}
         data = self._store.file_bytes(str((batch.get("inputConfig") or {}).get("fileName")))
-        if data is None or not batch.get("displayName"):
+        if data is None or not _display_name(batch):
             return await self.refuse(request, 400, "batch.displayName and batch.inputConfig.fileName are required.")
         rows, flaws = read_input(data)
-        marks = {"display_name": batch["displayName"]}
+        marks = {"display_name": _display_name(batch)}
         model = request.match_info["model"]
         job = self._store.add_job(NAME, rows, data=data, model=model, marks=marks, flaws=flaws)
         return await self.made(request, "create", _operation(job))
@@ -174,6 +174,11 @@ def _file(file: StoredFile, request: web.Request) -> dict[str, Any]:
         "state": "ACTIVE",
         "source": "UPLOADED",
     }
+
+
+def _display_name(value: dict[str, Any]) -> str:
+    """Return the display name, which comes in either spelling."""
+    return str(value.get("displayName") or value.get("display_name") or "")
 
 
 def _time(at: datetime) -> str:

@@ -1,0 +1,338 @@
+"""The loop of the batch channel: take up what a crash left, submit what fits, look, fetch, and come back later."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import deque
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from vlmbatch.batch import adopt, watch
+from vlmbatch.batch.base import BatchResult, JobReport, Work
+from vlmbatch.batch.calls import Caller, patient
+from vlmbatch.batch.plan import Planned, plan, with_tokens
+from vlmbatch.batch.submit import Outcome, submit
+from vlmbatch.errors import InputError
+from vlmbatch.journal import Journal
+from vlmbatch.providers.base_batch import Phase
+from vlmbatch.providers.pick_batch import batch_api
+from vlmbatch.records import Event
+from vlmbatch.transport import Transport, without_query
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from vlmbatch.batch.base import BatchOptions
+    from vlmbatch.journal import Job
+    from vlmbatch.providers.base import Provider
+    from vlmbatch.providers.base_batch import Batch
+    from vlmbatch.rundir import IdIndex, RunDir
+    from vlmbatch.stop import Stop
+
+_FIRST_LOOK_S = 2.0
+_SLOWER = 1.5
+_FULL_WAIT_S = 30.0
+_LONGEST_FULL_WAIT_S = 600.0
+_MOST_TURNS = 8
+_PATIENCE = 30
+"""Looks in a row that may fail before this command stops waiting for a job (the job itself is kept)."""
+
+
+def send_batches(
+    run: RunDir,
+    provider: Provider,
+    options: BatchOptions,
+    wanted: bytearray,
+    index: IdIndex,
+    *,
+    on_event: Callable[[Event], None] | None = None,
+    stop: Stop | None = None,
+) -> BatchResult:
+    """Send rows through the provider's batch API, or look after those that were sent.
+
+    The caller holds the run's lock and has verified its frozen files. Rows that are in an open job already are left
+    alone, whatever ``wanted`` says.
+
+    Args:
+        run: The run.
+        provider: Its adapter.
+        options: Where to, how, and what to do.
+        wanted: 1 for each manifest line that is to be sent; not looked at unless ``options.action`` is ``send``.
+        index: The run's ids.
+        on_event: Hears notes, warnings and progress (rows through, of rows in jobs).
+        stop: Asked once, the step at hand is finished and everything open is left to the next command; asked twice,
+            the step is broken off, which the journal survives.
+
+    Raises:
+        InputError: The provider has no batch API here, or open jobs belong to another address.
+        IntegrityError: A frozen line is not what build wrote.
+        RefusedError: The provider refuses the key, the account, or jobs of this kind.
+        OSError: The journal or results could not be written; nothing was sent after that.
+    """
+    base_url = options.base_url or provider.default_base_url()
+    endpoint = without_query(base_url)
+    api = batch_api(provider, run.info["request"]["url"], run.info["model"])
+    headers = provider.headers(options.key, _frozen_headers(run))
+
+    async def main() -> BatchResult:
+        async with Transport(trust_env=not options.rehearsal) as transport:
+            with Journal(run, rehearsal=options.rehearsal) as journal:
+                caller = Caller(transport, api, base_url, headers, patient(options.timeout_s))
+                work = Work(run, provider, api, options, endpoint, journal, caller, index, on_event or (lambda _: None))
+                return await _Channel(work, wanted, stop).run()
+
+    return asyncio.run(main())
+
+
+def _frozen_headers(run: RunDir) -> dict[str, str]:
+    request: dict[str, object] = dict(run.info["request"])
+    headers = request.get("headers")
+    return {str(k): str(v) for k, v in headers.items()} if isinstance(headers, dict) else {}
+
+
+class _Channel:
+    """One command of the batch channel."""
+
+    def __init__(self, work: Work, wanted: bytearray, stop: Stop | None) -> None:
+        self._work = work
+        self._wanted = wanted
+        self._stop = stop
+        self._queue: deque[Planned] = deque()
+        self._tokens: dict[str, int] = {}  # of jobs that this command made
+        self._earlier: dict[str, int] = {}  # of jobs that were open at its start
+        self._seen: dict[str, Batch] = {}
+        self._failed_looks: dict[str, int] = {}
+        self._not_before = 0.0
+        self._full_turns = 0
+        self._awake = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def _journal(self) -> Journal:
+        return self._work.journal
+
+    def _is_stopped(self) -> bool:
+        return self._stop is not None and self._stop.level > 0
+
+    async def run(self) -> BatchResult:
+        """Do what the options ask for and say what was done."""
+        loop = asyncio.get_running_loop()
+        self._task = loop.create_task(self._go())
+        if self._stop is not None:
+            self._stop.heed(lambda: loop.call_soon_threadsafe(self._wake))
+        try:
+            await self._task
+        except asyncio.CancelledError:
+            if not self._is_stopped():
+                raise
+        finally:
+            if self._stop is not None:
+                self._stop.heed(None)
+        return self._result()
+
+    def _wake(self) -> None:
+        self._awake.set()
+        if self._stop is not None and self._stop.level > 1 and self._task is not None:
+            self._task.cancel()
+
+    async def _go(self) -> None:
+        self._check_endpoints()
+        for job in self._journal.open_jobs():
+            self._work.touch(job)
+        action = self._work.options.action
+        if action == "status":
+            await self._tell_status()
+            return
+        if not self._work.touched and (action == "cancel" or 1 not in self._wanted):
+            return
+        lost = [job for job in self._journal.open_jobs() if job.is_doubtful]
+        await adopt.adopt(self._work)
+        if action == "cancel":
+            for job in self._submitted():
+                await watch.cancel(self._work, job)
+        else:
+            self._fill_queue()
+            for job in lost:
+                self._requeue_if_free(job)
+        await self._until_done()
+
+    async def _tell_status(self) -> None:
+        """Look at each open job once, and leave everything as it is."""
+        for job in self._journal.open_jobs():
+            if job.is_doubtful:
+                self._work.hindered(job, "nobody knows whether it was made: the next run looks for it")
+            else:
+                batch = await watch.look(self._work, job, fetch=False)
+                if batch is not None:
+                    self._seen[job.key] = batch
+        self._report()
+
+    def _check_endpoints(self) -> None:
+        """Refuse to look for jobs where they are not."""
+        elsewhere = [job for job in self._journal.open_jobs() if job.endpoint != self._work.endpoint]
+        if self._work.options.rehearsal:
+            for job in elsewhere:
+                self._journal.append("abandoned", job.key, why="the rehearsal's provider has gone")
+        elif elsewhere:
+            places = sorted({job.endpoint for job in elsewhere})
+            raise InputError(
+                f"open batch jobs of this run were sent to {', '.join(places)}, not to {self._work.endpoint}",
+                hint="give that --base-url again until they have ended, or --cancel them there",
+            )
+
+    # --- the loop -------------------------------------------------------------------------------------------
+
+    async def _until_done(self) -> None:
+        options = self._work.options
+        wait_s = min(_FIRST_LOOK_S, options.poll_interval_s)
+        while not self._is_stopped():
+            made = await self._submit_what_fits()
+            self._report()
+            if options.detach or not (self._queue or self._waited_for()):
+                return
+            await self._sleep(wait_s)
+            if self._is_stopped():
+                return
+            moved = await self._look_all()
+            wait_s = min(_FIRST_LOOK_S if made or moved else wait_s * _SLOWER, options.poll_interval_s)
+
+    async def _sleep(self, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._awake.wait(), seconds)
+
+    def _submitted(self) -> list[Job]:
+        return [job for job in self._journal.jobs.values() if job.is_submitted]
+
+    def _waited_for(self) -> list[Job]:
+        """Return the open jobs that this command still has patience for."""
+        return [job for job in self._journal.open_jobs() if self._failed_looks.get(job.key, 0) < _PATIENCE]
+
+    async def _look_all(self) -> bool:
+        """Look at every open job; return whether one of them has ended and left its place to another."""
+        moved = False
+        for job in self._waited_for():
+            if self._is_stopped():
+                break
+            if job.is_doubtful:
+                await adopt.settle(self._work, job)
+                self._requeue_if_free(job)
+            else:
+                await self._look(job)
+            moved = moved or bool(job.files)
+        if moved:
+            self._not_before = 0.0  # there is room again
+        return moved
+
+    async def _look(self, job: Job) -> None:
+        batch = await watch.look(self._work, job)
+        if batch is None:
+            self._failed_looks[job.key] = self._failed_looks.get(job.key, 0) + 1
+            return
+        self._failed_looks[job.key] = 0
+        self._seen[job.key] = batch
+        if batch.phase is Phase.FAILED and batch.is_queue_full:
+            self._requeue_if_free(job)
+            self._hold_back(None, job.why)
+
+    # --- submitting -----------------------------------------------------------------------------------------
+
+    def _fill_queue(self) -> None:
+        """Plan jobs of all rows that are wanted and not in flight."""
+        wanted = bytearray(self._wanted)
+        for job in self._journal.open_jobs():
+            for start, end in job.ranges:
+                wanted[start:end] = bytes(end - start)
+        jobs = plan(self._work.run, wanted)
+        if self._work.options.max_enqueued_tokens is not None:
+            earlier = [(job.key, Planned(job.shard, job.ranges)) for job in self._journal.open_jobs()]
+            counted = with_tokens(self._work.run, [*jobs, *(planned for _, planned in earlier)])
+            jobs = counted[: len(jobs)]
+            self._earlier = {key: one.tokens for (key, _), one in zip(earlier, counted[len(jobs) :], strict=True)}
+        self._queue.extend(jobs)
+
+    async def _submit_what_fits(self) -> int:
+        """Submit from the queue while there is room; return how many jobs were made."""
+        made = 0
+        while self._queue and not self._is_stopped() and self._has_room(self._queue[0]):
+            planned = self._queue.popleft()
+            outcome, job, wait_s, reason = await submit(self._work, planned)
+            self._tokens[job.key] = planned.tokens
+            if outcome is Outcome.NOT_NOW:
+                self._queue.appendleft(planned)
+                self._hold_back(wait_s, reason)
+                break
+            self._full_turns = 0
+            if outcome is Outcome.DOUBTFUL:
+                await adopt.settle(self._work, job, since=datetime.now(UTC))
+                self._requeue_if_free(job)
+            made += job.is_submitted
+        return made
+
+    def _has_room(self, planned: Planned) -> bool:
+        options, in_flight = self._work.options, self._journal.open_jobs()
+        if time.monotonic() < self._not_before:
+            return False
+        if options.max_in_flight is not None and len(in_flight) >= options.max_in_flight:
+            return False
+        if options.max_enqueued_tokens is None or not in_flight:
+            return True
+        enqueued = sum(self._tokens.get(job.key, self._earlier.get(job.key, 0)) for job in in_flight)
+        return enqueued + planned.tokens <= options.max_enqueued_tokens
+
+    def _hold_back(self, asked_wait_s: float | None, reason: str) -> None:
+        """Wait before the next create. A job of ours that ends may make room sooner."""
+        wait_s = asked_wait_s
+        if wait_s is None:
+            ceiling = min(_LONGEST_FULL_WAIT_S, 10 * self._work.options.poll_interval_s)
+            wait_s = min(_FULL_WAIT_S * 2**self._full_turns, ceiling)
+        self._full_turns = min(self._full_turns + 1, _MOST_TURNS)
+        self._not_before = time.monotonic() + wait_s
+        self._work.note(f"no job is taken now ({reason}); next try in {wait_s:.0f} s, or when a job ends")
+
+    def _requeue_if_free(self, job: Job) -> None:
+        """Put the rows of a job that is over without ever having run back into the queue."""
+        is_ours_to_send = job.key in self._tokens or self._work.options.resubmit_lost
+        if self._work.options.action == "send" and job.is_over and not job.files and is_ours_to_send:
+            planned = Planned(job.shard, job.ranges, self._tokens.get(job.key, 0))
+            self._queue.append(planned)
+
+    # --- telling --------------------------------------------------------------------------------------------
+
+    def _report(self) -> None:
+        jobs = list(self._work.touched.values())
+        batches = [self._seen.get(job.key) for job in jobs]
+        done = sum(
+            job.requests if job.is_over else (batch.done or 0) if batch else 0
+            for job, batch in zip(jobs, batches, strict=True)
+        )
+        waiting = sum(planned.requests for planned in self._queue)
+        total = sum(job.requests for job in jobs) + waiting
+        data = {"jobs": {job.batch_id: job.state for job in jobs if job.batch_id}, "waiting": waiting}
+        self._work.on_event(Event("progress", "batch", done=done, total=total, data=data))
+
+    def _result(self) -> BatchResult:
+        work = self._work
+        reports = tuple(
+            JobReport(
+                job.batch_id,
+                job.shard,
+                job.requests,
+                job.state,
+                job.is_over,
+                job.why or work.trouble.get(job.key, ""),
+                work.flaws.get(job.key, ()),
+                tuple(ref["file"] for ref in job.files),
+            )
+            for job in work.touched.values()
+        )
+        return BatchResult(
+            reports,
+            work.counts["submitted"],
+            work.counts["adopted"],
+            work.counts["downloaded"],
+            rows_open=sum(job.requests for job in self._journal.open_jobs()),
+            rows_waiting=sum(planned.requests for planned in self._queue),
+            is_interrupted=self._is_stopped(),
+        )

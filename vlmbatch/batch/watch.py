@@ -1,0 +1,148 @@
+"""Looking at jobs, fetching what they leave, ending them early."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from vlmbatch import jsonl
+from vlmbatch.batch.base import label
+from vlmbatch.batch.calls import CallError
+from vlmbatch.batch.plan import ids_of_lines
+from vlmbatch.errors import Problem, RefusedError
+from vlmbatch.providers.base_batch import Phase
+from vlmbatch.rundir import REHEARSAL_PREFIX, RESULTS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from vlmbatch.batch.base import Work
+    from vlmbatch.journal import Job
+    from vlmbatch.providers.base_batch import Batch, ResultFile
+
+_GONE = frozenset({404, 410})
+_ALREADY_ENDED = frozenset({400, 409})
+_SHOWN_FLAWS = 20
+
+
+async def look(work: Work, job: Job, *, fetch: bool = True) -> Batch | None:
+    """Look at a job once; fetch what it left if it has ended.
+
+    Args:
+        work: What the command works with.
+        job: The job.
+        fetch: Whether results are fetched.
+
+    Returns:
+        The job as the provider tells of it, None where it, or what it left, could not be had now: then the job stays
+        as it is.
+
+    Raises:
+        RefusedError: The provider refuses everything of ours.
+        OSError: Results could not be written.
+    """
+    try:
+        batch = work.api.read((await work.caller.once(work.api.look(job.batch_id))).body)
+    except CallError as error:
+        work.hindered(job, f"could not be looked at ({error}); it is kept and looked at again")
+        return None
+    if batch.state != job.state:
+        work.journal.append("seen", job.key, state=batch.state, done=batch.done, of=batch.requests)
+        work.note(f"{label(job)}: {batch.state}")
+    if batch.phase is Phase.FAILED:
+        _fail(work, job, batch)
+    elif batch.phase is Phase.ENDED and fetch and not await _fetch(work, job, batch):
+        return None
+    work.eased(job)
+    return batch
+
+
+def _fail(work: Work, job: Job, batch: Batch) -> None:
+    """Write down that nothing of a job ran, with the provider's words and the rows at fault."""
+    flaws = _located(work, job, batch.flaws)
+    why = "; ".join(f"{flaw.code}: {flaw.message}" for flaw in flaws[:1]) or "the provider gives no reason"
+    work.journal.append("abandoned", job.key, state=batch.state, why=why)
+    if batch.is_queue_full:
+        work.note(f"{label(job)}: the provider's queue was full ({why}); its rows wait for another turn")
+        return
+    work.flaws[job.key] = flaws or (Problem("failed", why),)
+    shown = "\n".join(f"  {flaw}" for flaw in flaws[:_SHOWN_FLAWS])
+    more = f"\n  and {len(flaws) - _SHOWN_FLAWS} more" if len(flaws) > _SHOWN_FLAWS else ""
+    work.warn(f"{label(job)}: the provider refused it as a whole, nothing of it ran\n{shown}{more}")
+
+
+def _located(work: Work, job: Job, flaws: tuple[Problem, ...]) -> tuple[Problem, ...]:
+    """Add to each flaw the custom_id of its line."""
+    ids = ids_of_lines(work.run, job.ranges, {flaw.line for flaw in flaws[:_SHOWN_FLAWS] if flaw.line})
+    return tuple(replace(flaw, where=ids.get(flaw.line or 0, "")) for flaw in flaws)
+
+
+# --- results -------------------------------------------------------------------------------------------------
+
+
+async def _fetch(work: Work, job: Job, batch: Batch) -> bool:
+    """Store all files of an ended job raw, then write down that it is over; return whether that is done."""
+    try:
+        files = [await _store(work, job, result) for result in batch.results]
+    except CallError as error:
+        if error.status_code not in _GONE:
+            work.hindered(job, f"its results could not be fetched ({error}); they are tried again")
+            return False
+        work.journal.append("abandoned", job.key, why=f"the provider keeps its results no more ({error})")
+        work.warn(f"{label(job)}: its results are gone ({error})")
+        return True
+    if not files:
+        work.warn(f"{label(job)}: it ended ({batch.state}) without results: its rows are free again")
+    work.journal.append("downloaded", job.key, state=batch.state, files=files)
+    work.count("downloaded")
+    return True
+
+
+async def _store(work: Work, job: Job, result: ResultFile) -> dict[str, Any]:
+    """Fetch one file of results; it is there whole or not at all."""
+    prefix = REHEARSAL_PREFIX if work.options.rehearsal else ""
+    word = re.sub(r"[^A-Za-z0-9._-]", "_", job.batch_id)
+    name = f"{RESULTS}/{prefix}batch-{word}.{result.kind}.jsonl"
+    os.makedirs(work.run.file(RESULTS), exist_ok=True)
+    with jsonl.atomic_writer(work.run.file(name)) as file:
+        digest = hashlib.sha256()
+
+        def start_over() -> Callable[[bytes], object]:
+            """Forget what a try that broke off has left, and take the next one's bytes."""
+            nonlocal digest
+            file.seek(0)
+            file.truncate()
+            digest = hashlib.sha256()
+            return take
+
+        def take(piece: bytes) -> None:
+            file.write(piece)
+            digest.update(piece)
+
+        await work.caller.send(result.call, is_large=True, sink=start_over)
+        size = file.tell()
+    return {"file": name, "sha256": digest.hexdigest(), "bytes": size}
+
+
+# --- ending early --------------------------------------------------------------------------------------------
+
+
+async def cancel(work: Work, job: Job) -> None:
+    """Ask the provider to end a job; what it has done by then is fetched when it has ended.
+
+    Raises:
+        RefusedError: The provider refuses everything of ours, or will not be asked.
+    """
+    try:
+        await work.caller.send(work.api.cancel(job.batch_id))
+    except CallError as error:
+        if error.is_missing:
+            work.journal.append("abandoned", job.key, why=f"the provider does not know it ({error})")
+            work.warn(f"{label(job)}: the provider does not know it ({error}); its rows are free again")
+        elif error.status_code not in _ALREADY_ENDED:
+            raise RefusedError(f"{label(job)} could not be cancelled: {error}", hint="try again later") from None
+        return
+    work.note(f"{label(job)}: asked to end")

@@ -1,0 +1,374 @@
+"""vlmbatch run: the flags, the signals, and what a person reads when it is done."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from vlmbatch.cli.base import JsonOption, QuietOption, RunArgument, VerboseOption, finish, read_key
+from vlmbatch.console import Console, Watch, duration, out, safe
+from vlmbatch.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from decimal import Decimal
+    from types import FrameType
+
+    from vlmbatch.providers.base import Provider
+    from vlmbatch.records import Event, Status
+    from vlmbatch.rundir import RunDir
+    from vlmbatch.stages.run import RunOptions, RunResult
+    from vlmbatch.stop import Stop
+
+_WHERE = "Where to send"
+_WHICH = "Which rows"
+_PACE = "Pace and patience"
+_MONEY = "Limits on spending"
+_REHEARSAL = "Rehearsal"
+_PARTS = "Parts, files"
+
+
+def run(
+    run_dir: RunArgument,
+    *,
+    channel: Annotated[str, typer.Option(help="realtime or batch.", rich_help_panel=_WHERE)] = "realtime",
+    base_url: Annotated[
+        list[str] | None,
+        typer.Option("--base-url", metavar="URL", help="Instead of the provider's own; repeatable.", rich_help_panel=_WHERE),
+    ] = None,
+    endpoints: Annotated[
+        str | None, typer.Option(metavar="URL,URL", help="Several base URLs at once.", rich_help_panel=_WHERE)
+    ] = None,
+    api_key_env: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Variable that holds the key (never the key).", rich_help_panel=_WHERE),
+    ] = None,
+    api_key_file: Annotated[
+        str | None, typer.Option(metavar="FILE", help="File whose first line is the key.", rich_help_panel=_WHERE)
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option(metavar="N", help="A sample spread evenly, always the same.", rich_help_panel=_WHICH)
+    ] = None,
+    ids: Annotated[
+        str | None, typer.Option(metavar="FILE", help="These ids, whatever they have.", rich_help_panel=_WHICH)
+    ] = None,
+    no_resume: Annotated[
+        bool, typer.Option("--no-resume", help="Send answered rows again, too.", rich_help_panel=_WHICH)
+    ] = False,
+    retry_status: Annotated[
+        list[str] | None,
+        typer.Option(metavar="STATUS", help="Send rows that ended so again; repeatable.", rich_help_panel=_WHICH),
+    ] = None,
+    retry_times: Annotated[int, typer.Option(metavar="N", help="So often at most.", rich_help_panel=_WHICH)] = 2,
+    pending: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Write the lines still to be sent, send nothing.", rich_help_panel=_WHICH),
+    ] = None,
+    concurrency: Annotated[
+        int,
+        typer.Option(
+            "--concurrency",
+            "--n-concurrent",
+            envvar="VLMBATCH_CONCURRENCY",
+            help="Open requests per endpoint, at most.",
+            rich_help_panel=_PACE,
+        ),
+    ] = 32,
+    rpm: Annotated[float | None, typer.Option(help="Requests a minute, at most.", rich_help_panel=_PACE)] = None,
+    tpm: Annotated[float | None, typer.Option(help="Tokens a minute, at most.", rich_help_panel=_PACE)] = None,
+    rate_limit_delay: Annotated[
+        float, typer.Option(metavar="S", help="Seconds between two requests.", rich_help_panel=_PACE)
+    ] = 0.0,
+    timeout: Annotated[
+        float, typer.Option(metavar="S", help="Deadline of a try; doubles after each.", rich_help_panel=_PACE)
+    ] = 600.0,
+    max_tries: Annotated[int, typer.Option(help="Tries of a row in this run.", rich_help_panel=_PACE)] = 6,
+    max_wait: Annotated[
+        float, typer.Option(metavar="S", help="Longest wait a server may ask for.", rich_help_panel=_PACE)
+    ] = 120.0,
+    max_usd: Annotated[
+        str | None, typer.Option(metavar="USD", help="Of the whole run; needs prices.", rich_help_panel=_MONEY)
+    ] = None,
+    max_tokens_total: Annotated[
+        int | None, typer.Option(metavar="N", help="Of the whole run, in and out.", rich_help_panel=_MONEY)
+    ] = None,
+    rehearsal: Annotated[
+        bool, typer.Option("--rehearsal", help="Send to a provider of our own; no key.", rich_help_panel=_REHEARSAL)
+    ] = False,
+    faults: Annotated[
+        str | None, typer.Option(metavar="FILE", help="How it misbehaves.", rich_help_panel=_REHEARSAL)
+    ] = None,
+    out_file: Annotated[
+        str | None,
+        typer.Option("--out", "-o", metavar="FILE", help="Results file, in RUN/results/.", rich_help_panel=_PARTS),
+    ] = None,
+    num_shards: Annotated[
+        str, typer.Option(metavar="N", help="Deal the rows out to N parts.", rich_help_panel=_PARTS)
+    ] = "1",
+    shard_id: Annotated[
+        str, typer.Option(metavar="I", help="This part, from 0 (or $NAME).", rich_help_panel=_PARTS)
+    ] = "0",
+    verify: Annotated[
+        str, typer.Option(metavar="full|lines", help="Check all first, or what is sent.", rich_help_panel=_PARTS)
+    ] = "full",
+    progress_path: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Beside RUN/progress.json.", rich_help_panel=_PARTS)
+    ] = None,
+    as_json: JsonOption = False,
+    quiet: QuietOption = 0,
+    verbose: VerboseOption = 0,
+) -> None:
+    """Send the frozen requests and keep every answer; the same command again goes on.
+
+    \b
+      vlmbatch run runs/r001 --rehearsal
+      vlmbatch run runs/r001 --api-key-env OPENAI_API_KEY --limit 30 --out runs/r001/results/smoke.jsonl
+      vlmbatch run runs/r001 --base-url http://127.0.0.1:8000/v1
+    """
+    from vlmbatch import providers
+    from vlmbatch.retry import Policy
+    from vlmbatch.rundir import RunDir
+    from vlmbatch.stages.run import RunOptions
+    from vlmbatch.stages.run import run as run_stage
+    from vlmbatch.stop import Stop
+
+    console = Console(quiet, verbose)
+    opened = RunDir.open(run_dir)
+    options = RunOptions(
+        channel=channel,
+        base_urls=(*(base_url or ()), *_split(endpoints)),
+        concurrency=concurrency,
+        limit=limit,
+        ids=ids,
+        out=_in_results(opened, out_file),
+        resume=not no_resume,
+        policy=Policy(timeout_s=timeout, max_tries=max_tries, max_wait_s=max_wait),
+        rpm=rpm,
+        tpm=tpm,
+        rate_limit_delay_s=rate_limit_delay,
+        max_usd=_usd(max_usd),
+        max_tokens_total=max_tokens_total,
+        retry_status=_statuses(retry_status or []),
+        retry_times=retry_times,
+        pending=pending,
+        verify=verify,  # type: ignore[arg-type]  # the stage refuses what it does not know
+        rehearsal=rehearsal,
+        faults=faults,
+        num_shards=_number("--num-shards", num_shards),
+        shard_id=_number("--shard-id", shard_id),
+        progress_path=progress_path,
+    )
+    provider = providers.get(opened.info["provider"], opened.info["request"]["url"])
+    key = _key(provider, options, api_key_env, api_key_file, console)
+    stop = Stop()
+    with _signals(stop), _Display(console) as display:
+        result = run_stage(opened, options, key=key, on_event=display.on_event, stop=stop)
+    finish("run", _data(opened, result), as_json=as_json, text=lambda: _print(opened, result), failed=result.problem())
+
+
+# --- flags → options -----------------------------------------------------------------------------------------
+
+
+def _split(endpoints: str | None) -> list[str]:
+    return [url.strip() for url in (endpoints or "").split(",") if url.strip()]
+
+
+def _in_results(run_dir: RunDir, path: str | None) -> str | None:
+    """Return the name in results/ that a path means: a path into that folder, or a bare name."""
+    if path is None or os.path.basename(path) == path:
+        return path
+    folder, name = os.path.split(path)
+    results = run_dir.file("results")
+    if os.path.realpath(folder) != os.path.realpath(results):
+        raise InputError(f"--out {path}: not in {results}", hint=f"--out {os.path.join(results, name or 'smoke.jsonl')}")
+    return name
+
+
+def _usd(text: str | None) -> Decimal | None:
+    from vlmbatch.prices import parse_price
+
+    return None if text is None else parse_price(text.lstrip("$"), "--max-usd")
+
+
+def _statuses(words: list[str]) -> frozenset[Status]:
+    from vlmbatch.records import Status
+
+    named = [word.strip() for text in words for word in text.split(",") if word.strip()]
+    unknown = [word for word in named if word not in set(Status)]
+    if unknown:
+        raise InputError(
+            f"--retry-status {', '.join(unknown)}: no such status", hint=f"the statuses are {', '.join(Status)}"
+        )
+    return frozenset(Status(word) for word in named)
+
+
+def _number(flag: str, text: str) -> int:
+    """Return a whole number, given as such or as the variable that holds it (``$SLURM_ARRAY_TASK_ID``)."""
+    match = re.fullmatch(r"\$\{?([A-Za-z_][A-Za-z0-9_]*)\}?", text.strip())
+    value = os.environ.get(match.group(1), "") if match else text
+    if not value.strip().isdigit():
+        where = f"{flag} {text}" + (f" is {value!r}" if match else "")
+        raise InputError(f"{where}: not a whole number", hint="give a number, or a variable that holds one")
+    return int(value)
+
+
+def _key(
+    provider: Provider, options: RunOptions, env: str | None, file: str | None, console: Console
+) -> str | None:
+    """Return the key; the conventional variable is read for the provider's own address alone."""
+    if options.rehearsal or options.pending is not None:
+        return None
+    is_named = env is not None or file is not None
+    names = (env,) if env is not None else provider.default_key_envs()
+    others = [url for url in options.base_urls if not provider.is_direct(url)]
+    if others and not is_named:
+        present = next((name for name in names if os.environ.get(name)), None)
+        if present is not None:
+            console.note(f"{present} is not sent to {others[0]}: --api-key-env {present} sends it there")
+        return None
+    return read_key(os.environ, names, key_file=file, is_required=is_named, console=console)
+
+
+# --- while it runs -------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _signals(stop: Stop) -> Iterator[None]:
+    """Turn Ctrl-C and SIGTERM into a wish to stop; as long as nothing is being sent, they end the program at once."""
+
+    def ask(_number: int, _frame: FrameType | None) -> None:
+        if not stop.is_heeded:
+            raise KeyboardInterrupt
+        stop.ask()
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class _Display:
+    """Shows the checking of the folder, then the sending, each under its own name."""
+
+    _LABELS = {"verify": "checking", "run": "sending"}  # noqa: RUF012  (never changed)
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._stage = ""
+        self._watch = Watch(console, "")
+
+    def __enter__(self) -> _Display:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._watch.__exit__()
+
+    def on_event(self, event: Event) -> None:
+        """Show one event; what happens to single rows only where it was asked for."""
+        if event.data.get("row") and not self._console.verbose:
+            return
+        if event.kind == "progress" and event.stage != self._stage:
+            self._watch.__exit__()
+            self._stage = event.stage
+            label = self._LABELS.get(event.stage, event.stage)
+            self._watch = Watch(self._console, label, tail=_tail if event.stage == "run" else None)
+        self._watch.on_event(event)
+
+
+def _tail(event: Event) -> str:
+    """Return the figures behind the bar."""
+    data = event.data
+    parts = [f"{data['requests_per_s']:.1f}/s", f"{data['tokens_per_s']:,.0f} tokens/s"]
+    parts.append(f"{data['in_flight']} of {data['limit']} in flight")
+    if data["retrying"]:
+        parts.append(f"{data['retrying']} to be tried again")
+    parts += [f"{count:,} x {kind}" for kind, count in sorted(data["errors"].items())]
+    if data["spent_usd"] is not None:
+        parts.append(f"{data['spent_usd']:.2f} USD")
+    return ", ".join(parts)
+
+
+# --- when it is done -----------------------------------------------------------------------------------------
+
+
+def _data(run_dir: RunDir, result: RunResult) -> dict[str, Any]:
+    return {
+        "run": run_dir.path,
+        "fingerprint": run_dir.fingerprint,
+        "rehearsal": result.rehearsal,
+        "results": result.results,
+        "pending": result.pending,
+        "asked": result.asked,
+        "answered_before": result.answered_before,
+        "failed_before": result.failed_before,
+        "in_batch": result.in_batch,
+        "to_send": result.to_send,
+        "answers": result.answers,
+        "without_answer": result.without_answer,
+        "statuses": result.statuses,
+        "errors": result.errors,
+        "tries": result.tries,
+        "input_tokens": result.input_tokens,
+        "output_tokens": result.output_tokens,
+        "spent_usd": None if result.spent_usd is None else str(result.spent_usd),
+        "elapsed_s": round(result.elapsed_s, 3),
+        "requests_per_s": round(result.requests_per_s, 3),
+        "concurrency": result.concurrency,
+        "endpoints": result.endpoints,
+        "stopped": result.stopped or None,
+        "interrupted": result.is_interrupted,
+        "lost_lines": result.lost_lines,
+    }
+
+
+def _print(run_dir: RunDir, result: RunResult) -> None:
+    """Say what came of it: rows, speed, tokens, concurrency, and what one may do next."""
+    if result.pending is not None:
+        out(f"{result.to_send:,} line(s) still to be sent: {safe(result.pending)}")
+        return
+    if result.rehearsal:
+        out("rehearsal: nothing left this machine, and nothing of it counts")
+    _print_rows(result)
+    if result.tries:
+        _print_figures(result)
+    for endpoint in result.endpoints:
+        if not endpoint["direct"] and not result.rehearsal:
+            out(f"endpoint: {safe(endpoint['base_url'])} is a relay, not the provider's own address: scores do not compare")
+    if result.lost_lines:
+        out(f"lost: {result.lost_lines:,} answer(s) could not be written")
+    out(f"fingerprint: {run_dir.fingerprint}")
+    mark = " --rehearsal" if result.rehearsal else ""
+    out(f"next: vlmbatch collect {safe(run_dir.path)}{mark} --write {safe(os.path.join(run_dir.path, 'merged.jsonl'))}")
+
+
+def _print_rows(result: RunResult) -> None:
+    left = [
+        (result.answered_before, "had an answer"),
+        (result.failed_before, "had a final error"),
+        (result.in_batch, "are in an open batch job"),
+    ]
+    before = ", ".join(f"{count:,} {words}" for count, words in left if count)
+    out(f"rows: {result.asked:,} asked for" + (f"; left alone: {before}" if before else ""))
+    ended = ", ".join(f"{count:,} {status}" for status, count in result.statuses.items())
+    errors = ", ".join(f"{kind}: {count:,}" for kind, count in result.errors.items())
+    out(f"now: {ended or 'nothing was sent'}" + (f" ({errors})" if errors else ""))
+    if result.without_answer:
+        out(f"without an answer: {result.without_answer:,}")
+
+
+def _print_figures(result: RunResult) -> None:
+    reached = result.concurrency
+    cost = "" if result.spent_usd is None else f"; {result.spent_usd:.4f} USD at the prices on record"
+    out(
+        f"speed: {result.requests_per_s:.1f} requests/s over {duration(result.elapsed_s)}, {result.tries:,} tries; "
+        f"concurrency {reached['asked']:.0f} asked, {reached['peak']:.0f} at most, {reached['mean']:.1f} on average"
+    )
+    out(f"tokens: {result.input_tokens:,} in, {result.output_tokens:,} out{cost}")
+    out(f"results: {safe(result.results or '')}")
