@@ -119,7 +119,7 @@ def _may_retry(failure: Failure) -> bool:
 
 def count_timeouts(tries: Sequence[Try]) -> int:
     """Return how many tries ended by their deadline."""
-    return sum(one["error"] == TIMEOUT for one in tries)
+    return sum(one["error"] == TIMEOUT for one in tries) if tries else 0
 
 
 def next_timeout_s(policy: Policy, tries: Sequence[Try]) -> float:

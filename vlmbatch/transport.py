@@ -76,7 +76,7 @@ _BY_TYPE: Final[tuple[tuple[type[Exception], str], ...]] = (
     (aiohttp.ClientPayloadError, "short_body"),
     (aiohttp.ClientResponseError, "bad_http"),
 )
-_FRAMING: Final = frozenset({b"content-encoding", b"content-length", b"transfer-encoding"})
+_NOTHING: Final = httpx.ByteStream(b"")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class Answer:
 
     Attributes:
         status_code: HTTP status, None where no whole answer came.
-        headers: Of the answer; looked up in any case.
+        headers: Of the answer, names in lower case.
         body: The answer's bytes, decompressed.
         code: Why there is no answer (``timeout``, ``dns``, ``tls``, ``refused`` ...), None where there is one.
         message: The same for people.
@@ -109,7 +109,7 @@ class Transport:
 
     def __init__(self, *, trust_env: bool = True) -> None:
         self._network = _Network(trust_env=trust_env)
-        self._client = httpx.AsyncClient(transport=self._network, timeout=None, trust_env=False)  # noqa: S113
+        self._client = _Client(transport=self._network, timeout=None, trust_env=False)
 
     async def __aenter__(self) -> Transport:
         return self
@@ -137,25 +137,25 @@ class Transport:
             timeout_s: Deadline for all of it, in seconds.
             sink: Takes the bytes of a good answer (status 2xx) as they come, instead of ``Answer.body``.
         """
-        out = _Outgoing(body, sink)
-        request = httpx.Request(method, _parsed(url), headers=_prepared(tuple(headers.items())), stream=out)
+        trip = _Trip(body, sink)
+        request = httpx.Request(method, _parsed(url), headers=_prepared(tuple(headers.items())), stream=trip)
         try:
             async with asyncio.timeout(timeout_s):
-                response = await self._client.send(request)
+                response = await self._client.send(request, stream=True)
         except TimeoutError:
-            return self._failed("timeout", url, out, f"{timeout_s:g} s")
+            return self._failed("timeout", url, trip, f"{timeout_s:g} s")
         except _NetworkError as error:
-            return self._failed(error.code, url, out, error.detail)
-        return Answer(response.status_code, response.headers, response.content)
+            return self._failed(error.code, url, trip, error.detail)
+        return Answer(response.status_code, trip.headers, trip.answer)
 
     @staticmethod
-    def _failed(code: str, url: str, out: _Outgoing, detail: str) -> Answer:
+    def _failed(code: str, url: str, trip: _Trip, detail: str) -> Answer:
         place = httpx.URL(url)
         if code == "connect_timeout" and place.scheme == "https":
             detail = "TCP or TLS handshake"
         where = f"{place.host}:{place.port}" if place.port else place.host
         message = f"{_WORDS[code]} ({where}{', ' + detail if detail else ''})"
-        return Answer(None, code=code, message=message, sent=out.sent and code not in NEVER_CONNECTED)
+        return Answer(None, code=code, message=message, sent=trip.sent and code not in NEVER_CONNECTED)
 
 
 @lru_cache(maxsize=256)
@@ -204,13 +204,37 @@ def without_query(url: str) -> str:
     return url.partition("?")[0]
 
 
-class _Outgoing(httpx.AsyncByteStream):
-    """A request's body on its way out, where its answer is to go, and whether it has gone."""
+class _NoCookies(httpx.Cookies):
+    """Takes no cookies: they would tie rows together, and looking for them costs more than sending."""
+
+    def extract_cookies(self, response: httpx.Response) -> None:
+        """Leave them."""
+
+
+class _Client(httpx.AsyncClient):
+    """The client without cookies."""
+
+    @property
+    def cookies(self) -> httpx.Cookies:
+        return _NO_COOKIES
+
+    @cookies.setter
+    def cookies(self, cookies: object) -> None:
+        """Take none."""
+
+
+_NO_COOKIES: Final = _NoCookies()
+
+
+class _Trip(httpx.AsyncByteStream):
+    """One request's body on its way out, and what has come back: httpx hands it through, its copies are not needed."""
 
     def __init__(self, body: bytes | memoryview, sink: Callable[[bytes], object] | None) -> None:
         self.body = memoryview(body)
         self.sink = sink
         self.sent = False
+        self.headers: dict[str, str] = {}
+        self.answer = b""
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         yield bytes(self.body)
@@ -221,9 +245,9 @@ class _Payload(aiohttp.Payload):
 
     _default_content_type = "application/json"
 
-    def __init__(self, out: _Outgoing) -> None:
-        super().__init__(out)
-        self._size = out.body.nbytes
+    def __init__(self, trip: _Trip) -> None:
+        super().__init__(trip)
+        self._size = trip.body.nbytes
 
     def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
         return str(self._value.body, encoding, errors)
@@ -274,8 +298,8 @@ class _Network(httpx.AsyncBaseTransport):
             self._session = None
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        out = request.stream
-        if not isinstance(out, _Outgoing):
+        trip = request.stream
+        if not isinstance(trip, _Trip):
             raise TypeError("requests of this transport are made by Transport.send")
         url = request.url
         options: dict[str, Any] = {}
@@ -283,10 +307,10 @@ class _Network(httpx.AsyncBaseTransport):
             options["ssl"] = self._tls_context()
         if self._trust_env and (proxy := self._proxy(url.scheme, url.host)):
             options["proxy"] = proxy
-        if out.body.nbytes or request.method == "POST":
-            options["data"] = _Payload(out)
+        if trip.body.nbytes or request.method == "POST":
+            options["data"] = _Payload(trip)
         else:
-            out.sent = True
+            trip.sent = True
         try:
             async with self._open().request(
                 request.method,
@@ -295,11 +319,11 @@ class _Network(httpx.AsyncBaseTransport):
                 allow_redirects=False,
                 **options,
             ) as response:
-                body = await _read(response, out.sink)
+                trip.answer = await _read(response, trip.sink)
         except (aiohttp.ClientError, OSError) as error:
             raise _named(error) from None
-        headers = [pair for pair in response.raw_headers if pair[0].lower() not in _FRAMING]
-        return httpx.Response(response.status, headers=headers, content=body, request=request)
+        trip.headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in response.raw_headers}
+        return httpx.Response(response.status, stream=_NOTHING)
 
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:

@@ -1,4 +1,4 @@
-"""A real headless Chromium, driven over its debugging port on this machine. It is given nothing but file:// addresses."""
+"""A real headless Chromium, driven over its debugging port. It is given nothing but file:// addresses."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ _FLAGS = (
 _SECONDS = 60
 _WATCH = """
 window.violations = [];
-addEventListener("securitypolicyviolation", (event) => violations.push(`${event.violatedDirective} ${event.blockedURI}`));
+addEventListener("securitypolicyviolation",
+  (event) => violations.push(`${event.violatedDirective} ${event.blockedURI}`));
 """
 
 
@@ -135,10 +136,24 @@ class Page:
         return done["result"].get("value")
 
     def wait(self, condition: str) -> None:
-        """Wait until an expression is true, looking once a frame."""
-        self.run(
-            "new Promise((resolve) => { const look = () => (%s) ? resolve() : setTimeout(look, 10); look(); })" % condition
-        )
+        """Wait until an expression is true; a navigation in between is no harm."""
+        self._browser._run(self._wait(condition))
+
+    async def _wait(self, condition: str) -> None:
+        expression = f"Boolean({condition})"
+        while True:
+            done = await self._browser._send(
+                "Runtime.evaluate", self._session, expression=expression, returnByValue=True
+            )
+            if done["result"].get("value"):
+                return
+            await asyncio.sleep(0.01)
+
+    def reload(self) -> None:
+        """Load the page again and wait until it is drawn."""
+        self.run("window.isOld = true")
+        self.do("Page.reload")
+        self.wait("!window.isOld && document.documentElement?.dataset.ready === 'yes'")
 
     def press(self, *keys: str) -> None:
         """Press keys, one after the other."""

@@ -213,8 +213,18 @@ def _summary(run: RunDir, made: list[Made], results: bytes) -> dict[str, Any]:
         ],
         "merged": None,
         "checks": [
-            {"name": "complete", "asked": "one record per input", "holds": True, "detail": f"{len(made)} of {len(made)}"},
-            {"name": "none at the limit", "asked": "0", "holds": not counts["truncated"], "detail": f"{counts['truncated']}"},
+            {
+                "name": "complete",
+                "asked": "one record per input",
+                "holds": True,
+                "detail": f"{len(made)} of {len(made)}",
+            },
+            {
+                "name": "none at the limit",
+                "asked": "0",
+                "holds": not counts["truncated"],
+                "detail": f"{counts['truncated']}",
+            },
         ],
     }
 

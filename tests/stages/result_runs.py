@@ -83,9 +83,7 @@ def make_run(
     return RunDir.open(target)
 
 
-def _freeze(
-    adapter: Any, ask: Ask, index: int, data: bytes, output: str, offset: int
-) -> tuple[dict[str, Any], bytes]:
+def _freeze(adapter: Any, ask: Ask, index: int, data: bytes, output: str, offset: int) -> tuple[dict[str, Any], bytes]:
     digest = jsonl.sha256(data)
     custom_id = f"{STEM}-{index:06d}-{digest[:8]}"
     parts = [ImagePart("image/png", base64=base64.b64encode(data).decode()), f"What is this? {output}"]
@@ -120,7 +118,9 @@ def fill_in(data: bytes, run: RunDir) -> bytes:
     return data
 
 
-def completion(text: str | None, *, finish: str = "stop", model: str = "test-vlm-1", used: int = 812, made: int = 9) -> Any:
+def completion(
+    text: str | None, *, finish: str = "stop", model: str = "test-vlm-1", used: int = 812, made: int = 9
+) -> Any:
     """Return a chat completion."""
     return {
         "id": "chatcmpl-t",
@@ -168,8 +168,7 @@ def write_results(run: RunDir, name: str, values: Sequence[Any]) -> str:
     os.makedirs(folder, exist_ok=True)
     path = os.path.join(folder, name)
     with open(path, "wb") as file:
-        for value in values:
-            file.write(value if isinstance(value, bytes) else jsonl.dumps(value) + b"\n")
+        file.writelines(value if isinstance(value, bytes) else jsonl.dumps(value) + b"\n" for value in values)
     return path
 
 

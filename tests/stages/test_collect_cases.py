@@ -61,7 +61,9 @@ def test_collect_trouble_case_ends_as_reported_cases_should(case: dict[str, Any]
     missing = {name for name in merged if merged[name]["status"] == "missing"}
     if "retryable" in check:
         assert set(Path(again).read_text().split()) == {*_named(run, check["retryable"]), *missing}
-    assert sum(file["torn_lines"] for file in result.summary["files"]) == check.get("torn_lines", len(missing) and _torn(case))
+    assert sum(file["torn_lines"] for file in result.summary["files"]) == check.get(
+        "torn_lines", len(missing) and _torn(case)
+    )
 
 
 def _torn(case: dict[str, Any]) -> int:

@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).resolve().parents[2] / "vlmbatch"
 
 FLOORS = [
     {"errors", "records", "jsonl"},
-    {"images", "inputs", "tokens", "classify", "retry", "pace", "progress", "stop"},
+    {"images", "inputs", "tokens", "classify", "retry", "pace", "progress", "prices", "stop"},
     {"providers", "rundir"},
     {"freeze", "transport", "attempts"},
     {"journal", "resume", "realtime", "batch", "carrier", "rehearsal"},

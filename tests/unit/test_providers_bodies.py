@@ -250,6 +250,7 @@ def test_limit_left_out_is_none_but_required_by_one() -> None:
         (("anthropic", ""), "claude-opus-4-7", None, False),
         (("anthropic", ""), "claude-sonnet-5-5", None, False),
         (("anthropic", ""), "an-unknown-one", None, False),
+        (("anthropic", ""), "test-claude-1", None, False),
     ],
 )
 def test_temperature_is_left_out_with_a_warning_where_the_model_refuses_it(

@@ -136,7 +136,7 @@ def test_the_same_file_submitted_twice_is_there_twice() -> None:
 def test_planned_mishaps_happen_as_often_as_planned() -> None:
     """A full queue, a lost create, a lost upload, failing looks: each as often as the file says, then no more."""
     openai = pytest.importorskip("openai")
-    plan = {"full_creates": 1, "lost_creates": 1, "lost_uploads": 1, "look_statuses": [500, 404, 0]}
+    plan = {"looks": 3, "full_creates": 1, "lost_creates": 1, "lost_uploads": 1, "look_statuses": [500, 404, 0]}
     with serve(parse_faults({"batch": plan})) as server, _openai(server) as client:
         with pytest.raises(openai.APIConnectionError):
             client.files.create(file=("a.jsonl", _lines()), purpose="batch")
@@ -150,7 +150,7 @@ def test_planned_mishaps_happen_as_often_as_planned() -> None:
         for error in (openai.InternalServerError, openai.NotFoundError, openai.APIConnectionError):
             with pytest.raises(error):
                 client.batches.retrieve(lost.id)
-        assert client.batches.retrieve(lost.id).status == "in_progress"
+        assert client.batches.retrieve(lost.id).status == "finalizing"
 
 
 def test_refused_upload_is_refused_every_time() -> None:

@@ -80,7 +80,17 @@ def send_batches(
         async with Transport(trust_env=not options.rehearsal) as transport:
             with Journal(run, rehearsal=options.rehearsal) as journal:
                 caller = Caller(transport, api, base_url, headers, patient(options.timeout_s))
-                work = Work(run, provider, api, options, endpoint, journal, caller, index, on_event or (lambda _: None))
+                work = Work(
+                    run,
+                    provider,
+                    api,
+                    options,
+                    endpoint,
+                    journal,
+                    caller,
+                    index,
+                    _nobody if on_event is None else on_event,
+                )
                 return await _Channel(work, wanted, stop).run()
 
     return asyncio.run(main())
@@ -90,6 +100,10 @@ def _frozen_headers(run: RunDir) -> dict[str, str]:
     request: dict[str, object] = dict(run.info["request"])
     headers = request.get("headers")
     return {str(k): str(v) for k, v in headers.items()} if isinstance(headers, dict) else {}
+
+
+def _nobody(event: Event) -> None:
+    """Hear an event that nobody asked for."""
 
 
 class _Channel:
@@ -153,9 +167,7 @@ class _Channel:
             for job in self._submitted():
                 await watch.cancel(self._work, job)
         else:
-            self._fill_queue()
-            for job in lost:
-                self._requeue_if_free(job)
+            self._fill_queue([job for job in lost if job.is_over])
         await self._until_done()
 
     async def _tell_status(self) -> None:
@@ -238,9 +250,12 @@ class _Channel:
 
     # --- submitting -----------------------------------------------------------------------------------------
 
-    def _fill_queue(self) -> None:
-        """Plan jobs of all rows that are wanted and not in flight."""
+    def _fill_queue(self, never_made: list[Job]) -> None:
+        """Plan jobs of all rows that are wanted, or were in a job that was never made, and are not in flight."""
         wanted = bytearray(self._wanted)
+        for job in never_made if self._work.options.resubmit_lost else ():
+            for position in job.positions():
+                wanted[position] = 1
         for job in self._journal.open_jobs():
             for start, end in job.ranges:
                 wanted[start:end] = bytes(end - start)

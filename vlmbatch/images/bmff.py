@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _SEQUENCE_BRANDS: Final = frozenset({b"avis", b"msf1", b"hevc", b"hevx"})
+_TELLING: Final = frozenset({b"Exif", b"mime"})
 _SAMPLES_PATH: Final = (b"moov", b"trak", b"mdia", b"minf", b"stbl", b"stsz")
 
 
@@ -94,17 +95,12 @@ def _name(kind: bytes) -> str:
     return kind.decode("ascii", "replace") if kind.isalnum() else kind.hex()
 
 
-def read(data: bytes, *, deep: bool) -> Header:
+def read(data: bytes) -> Header:
     """Read the size from the boxes, and see that all boxes and all items end inside the file.
-
-    Args:
-        data: The file.
-        deep: Makes no difference here.
 
     Raises:
         ImageError: ``truncated``, ``damaged``, or ``unsupported_type`` (a film without a still picture).
     """
-    del deep
     top: dict[bytes, Box] = {}
     is_complete = False
     trailing = False
@@ -159,7 +155,10 @@ def _read_locations(reader: _Reader, version: int, meta: _Meta) -> None:
         reader.number(2)  # which file; always this one in practice
         base = reader.number(base_bytes)
         extents = []
-        for _ in range(reader.number(2)):
+        count = reader.number(2)
+        if count > 1 and not offset_bytes + length_bytes:
+            raise damaged("pieces of an item that stand nowhere")
+        for _ in range(count):
             reader.number(index_bytes if version in {1, 2} else 0)
             offset = reader.number(offset_bytes)
             extents.append((base + offset, reader.number(length_bytes)))
@@ -223,10 +222,13 @@ def _cropped(size: tuple[int, int], clap: tuple[int, ...]) -> tuple[int, int]:
 def _metadata(data: bytes, meta: _Meta) -> tuple[exif.Metadata, bool]:
     """Return what EXIF says, and whether XMP tells a position."""
     told, has_gps = exif.NOTHING, False
+    left = len(data)
     for item, (kind, _) in meta.kinds.items():
-        if kind not in {b"Exif", b"mime"}:
+        extents = meta.extents.get(item, [])
+        left -= sum(length for _, length in extents) if kind in _TELLING else 0
+        if kind not in _TELLING or left < 0:  # below 0, items lie over each other: it could go on for ever
             continue
-        payload = b"".join(data[start : start + length] for start, length in meta.extents.get(item, []))
+        payload = b"".join(data[start : start + length] for start, length in extents)
         if kind == b"mime":
             has_gps = has_gps or exif.tells_position(payload)
         elif len(payload) > 4:

@@ -11,17 +11,12 @@ _OS2_HEADER_BYTES: Final = 12
 _UNCOMPRESSED: Final = frozenset({0, 3, 6})
 
 
-def read(data: bytes, *, deep: bool) -> Header:
+def read(data: bytes) -> Header:
     """Read the header and see that the rows fit into the file.
-
-    Args:
-        data: The file.
-        deep: Makes no difference here.
 
     Raises:
         ImageError: ``truncated`` or ``damaged``.
     """
-    del deep
     (offset,) = struct.unpack_from("<I", data, 10)
     (header_bytes,) = struct.unpack_from("<I", data, 14)
     compression = 0

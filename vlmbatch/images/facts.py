@@ -35,7 +35,7 @@ def inspect(data: bytes, *, check: Check = "full") -> ImageFacts:
     """
     media_type = sniff.media_type(data)
     try:
-        header = _header(data, media_type, deep=check == "full")
+        header = _header(data, media_type)
         mode, notes = header.mode, header.notes + _size_notes(header)
         if check == "full":
             if decode.can_decode(media_type):
@@ -59,11 +59,11 @@ def inspect(data: bytes, *, check: Check = "full") -> ImageFacts:
     )
 
 
-def _header(data: bytes, media_type: str, *, deep: bool) -> Header:
+def _header(data: bytes, media_type: str) -> Header:
     try:
-        header = FORMATS[media_type].read(data, deep=deep)
+        header = FORMATS[media_type].read(data)
     except (IndexError, struct.error):
-        raise truncated("the file ends inside its header") from None
+        raise truncated("the file ends too early") from None
     check_pixels(header.width, header.height)
     return header
 

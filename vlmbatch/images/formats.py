@@ -8,16 +8,8 @@ from vlmbatch.images import bmff, bmp, gif, jpeg, jpeg2000, png, sniff, tiff, we
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Protocol
 
     from vlmbatch.images.base import Header
-
-    class Read(Protocol):
-        """Reads the header of a whole file; ``deep`` = at the cost of walking through compressed pixels as well."""
-
-        def __call__(self, data: bytes, *, deep: bool) -> Header:
-            """Return the header, or raise ImageError."""
-            ...
 
 
 class Format(NamedTuple):
@@ -32,7 +24,7 @@ class Format(NamedTuple):
         may_hold_metadata: Whether there can be anything to strip.
     """
 
-    read: Read
+    read: Callable[[bytes], Header]
     pixels: Callable[[bytes], bytes]
     plugin: str
     is_lossless: bool = False

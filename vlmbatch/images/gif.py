@@ -28,17 +28,12 @@ class _Block(NamedTuple):
     end: int
 
 
-def read(data: bytes, *, deep: bool) -> Header:
+def read(data: bytes) -> Header:
     """Read the header and walk over all blocks to the trailer.
-
-    Args:
-        data: The file.
-        deep: Makes no difference here.
 
     Raises:
         ImageError: ``truncated`` or ``damaged``.
     """
-    del deep
     size: tuple[int, int] | None = None
     frames = end = 0
     has_gps = False

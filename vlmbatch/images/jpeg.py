@@ -52,12 +52,10 @@ class _Frame(NamedTuple):
     """Sampling factors of the components, horizontal in the high and vertical in the low four bits."""
 
 
-def read(data: bytes, *, deep: bool) -> Header:
-    """Read the header and find the end of the picture.
+def read(data: bytes) -> Header:
+    """Read the header and find the end of the picture; an end marker as the very last bytes is taken for it.
 
-    Args:
-        data: The file.
-        deep: Whether to walk through every scan; otherwise an end marker as the very last bytes is enough.
+    Whether the scans before it are in order shows when they are walked through, in :func:`pixels`.
 
     Raises:
         ImageError: ``truncated``, ``damaged`` or ``unsupported_type``.
@@ -70,7 +68,7 @@ def read(data: bytes, *, deep: bool) -> Header:
     frame, meta = told.frame, told.meta
     if frame is None:
         raise damaged("the pixels start before a frame header")
-    end = _end(data, segment, deep=deep)
+    end = _end(data, segment)
     notes = notes_of(
         (
             ("broken_exif", meta.is_broken),
@@ -149,14 +147,10 @@ def _frame(data: bytes, segment: _Segment) -> _Frame:
     return _Frame(segment.marker, width, height, tuple(body[6 + 3 * i + 1] for i in range(components)))
 
 
-def _end(data: bytes, scan: _Segment, *, deep: bool) -> int:
+def _end(data: bytes, scan: _Segment) -> int:
     """Return where the picture ends, behind its end marker, given its first scan header."""
-    if not deep:
-        last = data.rfind(_END, scan.end)
-        if last < 0:
-            raise truncated("the file ends inside the pixels")
-        if last + 2 == len(data):
-            return len(data)
+    if data.endswith(_END) and scan.end + len(_END) <= len(data):
+        return len(data)
     end = scan.start
     for segment in _scans(data, scan):
         end = segment.end
@@ -192,7 +186,11 @@ def _segments(data: bytes) -> Iterator[_Segment]:
 
 
 def pixels(data: bytes) -> bytes:
-    """Return the picture without what a decoder could stumble over or warn of: pixels, tables and colours only."""
+    """Return the picture without what a decoder could stumble over or warn of: pixels, tables and colours only.
+
+    Raises:
+        ImageError: ``truncated``, or ``damaged``: something stands amid the pixels.
+    """
     return _rebuilt(data, b"")
 
 

@@ -13,17 +13,12 @@ _END: Final = b"\xff\xd9"
 _MAX_CHANNELS: Final = 5
 
 
-def read(data: bytes, *, deep: bool) -> Header:
+def read(data: bytes) -> Header:
     """Read the size, and see that the codestream ends with its end marker.
-
-    Args:
-        data: The file.
-        deep: Makes no difference here.
 
     Raises:
         ImageError: ``truncated``, ``damaged`` or ``unsupported_type``.
     """
-    del deep
     start, end, announced = _codestream(data)
     if not data.startswith(_START, start):
         raise damaged("the codestream does not start as one")

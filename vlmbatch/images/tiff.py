@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 _KIND, _WIDTH, _HEIGHT, _BITS, _COMPRESSION, _PHOTOMETRIC = 254, 256, 257, 258, 259, 262
 _SAMPLES, _STRIP_ROWS, _PLANAR, _TILE_WIDTH, _TILE_HEIGHT = 277, 278, 284, 322, 323
-_XMP, _DNG_VERSION = 700, 50706
+_XMP, _PROFILE, _DNG_VERSION = 700, 34675, 50706
+_BYTES: Final = frozenset({1, 7})
 _STRIPS: Final = (273, 279)
 _TILES: Final = (324, 325)
 """Tags of where strips and tiles stand, and of how long they are."""
@@ -24,13 +25,12 @@ _ONE_VALUE: Final = frozenset(
 )
 _FOR_PIXELS: Final = _ONE_VALUE | {
     *(258, 273, 279, 292, 293, 320, 324, 325, 332, 338, 339, 347, 512, 513, 514, 515, 517, 519, 520, 521),
-    *(529, 530, 531, 532, 34675),
+    *(529, 530, 531, 532, _PROFILE),
 }
 """What is needed to decode a page: layout, compression, colours, profile. Not among them: the orientation."""
 
 _MAX_SAMPLES: Final = 5
 _DEPTHS: Final = frozenset({1, 2, 4, 8, 16, 32})
-_MAX_PAGES: Final = 1 << 16
 _FORMATS: Final = {1: "B", 2: "B", 3: "H", 4: "I", 7: "B", 13: "I", 16: "Q"}
 """Types whose values are whole numbers, as struct spells them; others are never asked for."""
 
@@ -86,17 +86,12 @@ class _Entry(NamedTuple):
 _Page = dict[int, _Entry]
 
 
-def read(data: bytes, *, deep: bool) -> Header:
+def read(data: bytes) -> Header:
     """Read the first page's header, and see that the pixels of every page lie inside the file.
-
-    Args:
-        data: The file.
-        deep: Makes no difference here.
 
     Raises:
         ImageError: ``truncated``, ``damaged``, or ``unsupported_type`` (camera raw, unusual samples).
     """
-    del deep
     layout = _layout(data)
     pages = list(_pages(data, layout))
     if not pages:
@@ -105,7 +100,10 @@ def read(data: bytes, *, deep: bool) -> Header:
     if _DNG_VERSION in first or data[8:10] == b"CR" or _number(data, layout, first, _KIND, 0) & 1:
         raise ImageError("unsupported_type", "a camera raw file (DNG, CR2, NEF ...), of which only a thumbnail shows")
     _check_samples(data, layout, first)
+    if sum(page[tag].values for page in pages for tag in _STRIPS + _TILES if tag in page) > len(data):
+        raise damaged("more strips or tiles than the file has bytes")
     for page in pages:
+        _check_values(data, layout, page)
         _check_places(data, layout, page)
     width, height = (_number(data, layout, first, tag, 0) for tag in (_WIDTH, _HEIGHT))
     meta = exif.NOTHING if layout.is_big else exif.read(data)
@@ -122,7 +120,8 @@ def _layout(data: bytes) -> _Layout:
 def _pages(data: bytes, layout: _Layout) -> Iterator[_Page]:
     (position,) = layout.offset.unpack_from(data, 8 if layout.is_big else 4)
     seen: set[int] = set()
-    while position and position not in seen and len(seen) < _MAX_PAGES:
+    left = len(data)
+    while position and position not in seen:
         seen.add(position)
         if position + layout.entries.size > len(data):
             raise truncated("the file ends before a page's directory")
@@ -131,6 +130,9 @@ def _pages(data: bytes, layout: _Layout) -> Iterator[_Page]:
         end = start + count * layout.entry.size
         if end + layout.offset.size > len(data):
             raise truncated("the file ends inside a page's directory")
+        left -= end - position
+        if left < 0:
+            raise damaged("pages lie over each other")
         page: _Page = {}
         fields = layout.entry.iter_unpack(data[start:end])
         for number, (tag, kind, values, value) in enumerate(fields):
@@ -239,11 +241,9 @@ def pixels(data: bytes) -> bytes:
     """
     layout = _layout(data)
     page = next(_pages(data, layout))
-    tags = [tag for tag in sorted(_FOR_PIXELS.intersection(page)) if page[tag].kind in _VALUE_BYTES]
-    _check_values(data, layout, [page[tag] for tag in tags])
-    entries = [page[tag].position for tag in tags]
+    entries = _for_pixels(page)
     body = data + b"\x00" * (len(data) & 1)
-    directory = b"".join(data[start : start + layout.entry.size] for start in entries)
+    directory = b"".join(data[entry.position : entry.position + layout.entry.size] for entry in entries)
     head = 8 if layout.is_big else 4
     return b"".join(
         (
@@ -257,10 +257,19 @@ def pixels(data: bytes) -> bytes:
     )
 
 
-def _check_values(data: bytes, layout: _Layout, entries: list[_Entry]) -> None:
+def _for_pixels(page: _Page) -> list[_Entry]:
+    """Return the entries that a decoder needs, in the order of their tags."""
+    return [
+        page[tag]
+        for tag in sorted(_FOR_PIXELS.intersection(page))
+        if page[tag].kind in (_BYTES if tag == _PROFILE else _VALUE_BYTES)
+    ]
+
+
+def _check_values(data: bytes, layout: _Layout, page: _Page) -> None:
     """See that all values lie inside the file, and not one over the other: Pillow warns of such."""
     total = 0
-    for entry in entries:
+    for entry in _for_pixels(page):
         size = _VALUE_BYTES[entry.kind] * entry.values
         if size > len(entry.value):
             _start(data, layout, entry, size)

@@ -23,17 +23,12 @@ class _Chunk(NamedTuple):
     end: int
 
 
-def read(data: bytes, *, deep: bool) -> Header:
+def read(data: bytes) -> Header:
     """Read the header and walk over all chunks to the end of the container.
-
-    Args:
-        data: The file.
-        deep: Makes no difference here.
 
     Raises:
         ImageError: ``truncated`` or ``damaged``.
     """
-    del deep
     end = _end(data)
     first: _Chunk | None = None
     counts = dict.fromkeys(_PICTURES, 0)

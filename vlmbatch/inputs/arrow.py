@@ -76,27 +76,30 @@ class ArrowTable:
 
     def columns(self) -> tuple[str, ...]:
         """Return the names of the columns (see :class:`~vlmbatch.inputs.tables.Table`)."""
-        schema = self._schema()
-        if len(set(schema.names)) < len(schema.names):
+        names, _ = self._schema()
+        if len(set(names)) < len(names):
             raise InputError(f"{self.name}: two columns have one name", hint="rename one of them")
-        return tuple(schema.names)
+        return names
 
     def declared_images(self) -> tuple[str, ...]:
         """Return the columns that the dataset itself declares as images."""
-        metadata = self._schema().metadata or {}
+        _, metadata = self._schema()
         try:
             features = json.loads(metadata[b"huggingface"])["info"]["features"]
             return tuple(name for name, feature in features.items() if feature.get("_type") == "Image")
         except (KeyError, ValueError, TypeError, AttributeError):
             return ()
 
-    def _schema(self) -> Any:
+    def _schema(self) -> tuple[tuple[str, ...], dict[bytes, bytes]]:
+        """Return the names of the columns, and what the file says besides."""
         with self._guard(self._files[0]):
             if self.kind == "parquet":
                 with self._parquet(self._files[0]) as file:
-                    return file.schema_arrow
-            with self._arrow.memory_map(os.fsdecode(self._files[0])) as source:
-                return self._reader(source).schema
+                    schema = file.schema_arrow
+            else:
+                with self._arrow.memory_map(os.fsdecode(self._files[0])) as source:
+                    schema = self._reader(source).schema
+            return tuple(schema.names), schema.metadata or {}
 
     def count(self) -> int | None:
         """Return the number of rows where the files' own footers tell it (Parquet), else None."""
@@ -113,7 +116,8 @@ class ArrowTable:
         number = 0
         for path in self._files:
             for batch in self._batches(path):
-                columns = [(name, self._plain(batch, name)) for name in batch.schema.names]
+                with self._guard(path):
+                    columns = [(name, self._plain(batch, name)) for name in batch.schema.names]
                 for at in range(batch.num_rows):
                     number += 1
                     yield self._row(number, columns, at)
@@ -127,9 +131,8 @@ class ArrowTable:
         for name, column in columns:
             try:
                 fields[name] = self._clean(name, column[at].as_py())
-            except UnicodeDecodeError as error:
-                fault = RowError("not_utf8", f"column {name!r} is not UTF-8 at byte {error.start + 1}")
-                return Row(number, b"", {}, fault)
+            except (ValueError, LookupError, OverflowError) as error:
+                return Row(number, b"", {}, _value_fault(name, error))
         row = {name: _carried(value, is_image=name in self.image_columns) for name, value in fields.items()}
         return Row(number, jsonl.dumps(row), fields)
 
@@ -154,10 +157,10 @@ class ArrowTable:
                 return
             with self._arrow.memory_map(os.fsdecode(path)) as source:
                 reader = self._reader(source)
-                if hasattr(reader, "num_record_batches"):
-                    yield from (reader.get_batch(at) for at in range(reader.num_record_batches))
-                else:
-                    yield from reader
+                count = getattr(reader, "num_record_batches", None)
+                for batch in reader if count is None else map(reader.get_batch, range(count)):
+                    batch.validate(full=True)  # mapped as it stands: a wrong offset would read foreign memory
+                    yield batch
 
     def _parquet(self, path: bytes) -> Any:
         return self._arrow.parquet.ParquetFile(os.fsdecode(path), buffer_size=_BUFFER)
@@ -219,6 +222,12 @@ class ArrowTable:
         """Do nothing: files are open only while they are read."""
 
 
+def _value_fault(name: str, error: Exception) -> RowError:
+    if isinstance(error, UnicodeDecodeError):
+        return RowError("not_utf8", f"column {name!r} is not UTF-8 at byte {error.start + 1}")
+    return RowError("bad_value", f"column {name!r} cannot be read: {error}")
+
+
 def digest_of(files: Any) -> str:
     """Return one digest for several files, given as (digest, name): that of their ``sha256sum`` lines."""
     digest = hashlib.sha256()
@@ -247,7 +256,7 @@ class _Guard:
     """Turns what pyarrow raises about a file into an InputError that names it."""
 
     def __init__(self, arrow: Any, kind: str, name: str) -> None:
-        self._errors = (arrow.ArrowException, OSError)
+        self._errors = (arrow.ArrowException, OSError, ValueError, LookupError)
         self._kind = kind
         self._name = name
 

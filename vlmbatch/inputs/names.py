@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from vlmbatch.inputs.base import SourceReport
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
-_BARE_BASE64 = re.compile(r"(?=/9j/|iVBORw0KGgo|R0lGOD|UklGR|SUkqA|TU0AK|Qk0|AAAA)[A-Za-z0-9+/\s]{64,}={0,2}\s*")
+_BARE_BASE64 = re.compile(r"(?=/9j/|iVBORw0KGgo|R0lGOD|UklGR|SUkqA|TU0AK|Qk[0-3]|AAAA)[A-Za-z0-9+/\s]{64,}={0,2}\s*")
 """The first bytes of the usual image formats (JPEG, PNG, GIF, WebP, TIFF, BMP, HEIC) as base64, and nothing but it."""
 _SHOWN = 120
 

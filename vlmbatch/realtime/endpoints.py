@@ -241,9 +241,9 @@ class Endpoints:
         endpoint.probes += 1
         self._set_aside(endpoint)
 
-    def leave_out(self, endpoint: Endpoint) -> None:
-        """Send nothing to an endpoint in this run."""
-        self.all.remove(endpoint)
+    def try_first(self, endpoint: Endpoint) -> None:
+        """Send a single request to an endpoint before it gets more."""
+        endpoint.is_down = True
 
     def _set_aside(self, endpoint: Endpoint) -> None:
         policy = self._policy

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 _LOOK_TIMEOUT_S: Final = 5.0
 _UNWELL: Final = frozenset({502, 503, 504})
 _LATE: Final = "timeout"
-_SHOWN_MODELS: Final = 50
+_KEPT: Final = 50
+_LISTED: Final = 8
 
 
 async def look(
@@ -35,14 +36,14 @@ async def look(
     """Look at every endpoint that is not the provider's own; one that does not answer starts out set aside.
 
     Raises:
-        RefusedError: The key is refused, or every endpoint that lists its models lacks the run's.
+        RefusedError: The key is refused.
     """
     call = provider.models_call()
     theirs = [endpoint for endpoint in endpoints.all if not endpoint.is_direct or not provider.default_base_url()]
     if call is None or not theirs:
         return
     answers = await asyncio.gather(*(_ask(endpoint, transport, provider, headers, call) for endpoint in theirs))
-    lacking: list[str] = []
+    lacking: list[Endpoint] = []
     for endpoint, answer in zip(theirs, answers, strict=True):
         if answer.status_code in _UNWELL or (answer.status_code is None and answer.code != _LATE):
             message = answer.message or f"HTTP {answer.status_code}"
@@ -52,8 +53,8 @@ async def look(
             reason = provider.ends_run(401, _json(answer.body)) or "the key is refused"
             raise RefusedError(f"{endpoint.name}: {reason}", hint="nothing was sent; check the key")
         elif _lacks(endpoint, answer, provider, model):
-            lacking.append(endpoint.name)
-    _refuse_lacking(lacking, theirs, model, warn, endpoints)
+            lacking.append(endpoint)
+    _doubt(lacking, endpoints, model, warn)
 
 
 async def _ask(
@@ -88,22 +89,25 @@ def _lacks(endpoint: Endpoint, answer: Answer, provider: Provider, model: str) -
     value = _json(answer.body) if answer.status_code == 200 else None
     names = provider.read_models(value) if value is not None else []
     if names:
-        endpoint.session["server_models"] = names[:_SHOWN_MODELS]
+        endpoint.session["server_models"] = names[:_KEPT]
     return bool(names) and model not in names
 
 
-def _refuse_lacking(
-    lacking: Sequence[str], asked: Sequence[Endpoint], model: str, warn: Callable[[str], None], endpoints: Endpoints
+def _doubt(
+    lacking: Sequence[Endpoint], endpoints: Endpoints, model: str, warn: Callable[[str], None]
 ) -> None:
-    if not lacking:
-        return
-    if len(lacking) == len(asked) == len(endpoints.all):
-        listed = asked[0].session.get("server_models", [])
-        raise RefusedError(
-            f"{lacking[0]} has no model {model!r}; it has: {', '.join(listed[:8])}",
-            hint="nothing was sent; start the server with that model, name another --base-url, or build a new run",
-        )
-    for endpoint in asked:
-        if endpoint.name in lacking:
-            endpoints.leave_out(endpoint)
-            warn(f"{endpoint.name} has no model {model!r}; nothing is sent there")
+    """See to endpoints whose list lacks the model.
+
+    Where another one has it, they get nothing. Where none has, the lists may be wrong all the same (some servers list a
+    file's path, or a longer name, and answer to any): one request goes first, and the rest follow if it is answered.
+    """
+    for endpoint in lacking:
+        listed = ", ".join(endpoint.session["server_models"][:_LISTED])
+        if len(lacking) < len(endpoints.all):
+            warn(f"{endpoint.name} does not list the model {model!r} (it has: {listed}); nothing is sent there")
+        else:
+            warn(f"{endpoint.name} does not list the model {model!r} (it has: {listed}); one request goes first")
+            endpoints.try_first(endpoint)
+    if len(lacking) < len(endpoints.all):
+        for endpoint in lacking:
+            endpoints.all.remove(endpoint)

@@ -33,7 +33,7 @@ class BatchFaults:
     """What happens to batch jobs. Numbers count from the server's start.
 
     Attributes:
-        looks: How often a job is looked at before it has ended (each look moves it on).
+        looks: How often a job is looked at, by itself or in a list, until it has ended.
         end: How jobs end: ``completed``, ``expired`` (half of the rows done), ``failed`` or ``cancelled``.
         ends: Ends of the first jobs in order of their making; ``end`` holds for the others.
         fail_code: The code of a failed job's error (``token_limit_exceeded``, ``duplicate_custom_id`` ...).

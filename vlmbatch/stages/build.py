@@ -142,7 +142,7 @@ def _make(item: Item, todo: Plan, provider: Provider, stem: str) -> Made | Rejec
     if problems:
         return _refused(item, problems)
     records = [_image_record(source, original, sent) for source, original, sent, _ in taken]
-    return Made(item, frozen, records, tuple(original for _, original, _, _ in taken), tuple(warnings))
+    return Made(item, frozen, records, tuple(sent_facts), tuple(warnings))
 
 
 def _take(source: ImageSource, policy: ImagePolicy, limits: Any) -> tuple[ImageFacts, ImageFacts, bytes]:

@@ -41,6 +41,9 @@ _MOST_OFF = 0.1
 _CLASS = 10
 _MOST_CLASSES = 8
 
+_STUDENT = {4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306}
+"""Student's quantile for one side of the interval, by degrees of freedom, where a bootstrap has too few rows."""
+
 _SIDE = (1 + CONFIDENCE) / 2
 _Z = NormalDist().inv_cdf(_SIDE)
 
@@ -211,7 +214,7 @@ def _reach(values: Sequence[float], *, upper: bool) -> float:
     if n > _MOST_FOR_BOOTSTRAP or error == 0:
         return _Z * error
     if n < _LEAST_FOR_BOOTSTRAP:
-        return _student(n - 1) * error
+        return _STUDENT[n - 1] * error
     deviations = _studentised(values)
     # The upper end comes from resamples that fell short of the mean, and the other way round.
     at = round((1 - _SIDE) * len(deviations)) - 1
@@ -242,15 +245,6 @@ def _variance(values: Sequence[float]) -> float:
     return math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
 
 
-def _student(freedom: float) -> float:
-    """Return Student's quantile for one side of the interval (Cornish-Fisher; within 1 % from 4 degrees up)."""
-    z: float = _Z
-    first = (z**3 + z) / 4
-    second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
-    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
-    return z + first / freedom + second / freedom**2 + third / freedom**3
-
-
 def _bound_of_mean(values: Sequence[float], cap: float) -> float:
     """Return the most that a mean can be if no value passes the cap: the band's width of the smallest rows moves there.
 
@@ -277,4 +271,4 @@ def quantile(values: Sequence[float], part: float) -> float:
 
 def unseen_share(sample: int) -> float:
     """Return the largest part of all rows that may be of a kind of which the sample happens to hold none (95 %)."""
-    return 1 - (1 - CONFIDENCE) ** (1 / sample)
+    return 1 - math.pow(1 - CONFIDENCE, 1 / sample)

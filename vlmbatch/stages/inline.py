@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _BASE64 = re.compile(rb'[",]([A-Za-z0-9+/]{32,}={0,2})"')
 """A JSON string, or the part of one behind a comma, that is base64 to its end. No image file is shorter."""
 
-_SPOKEN = ("messages", "contents")
+_SPOKEN = ("messages", "contents", "input")
 _NOT_THE_USER = frozenset({"system", "developer"})
 
 
@@ -64,7 +64,8 @@ def read_prompt(body: bytes) -> list[str | None]:
         ValueError: The body is not JSON.
     """
     value = jsonl.loads(body)
-    turns = [turn for key in _SPOKEN if isinstance(value, dict) for turn in value.get(key) or ()]
+    said = [value.get(key) for key in _SPOKEN] if isinstance(value, dict) else []
+    turns = [turn for turns in said if isinstance(turns, list) for turn in turns]
     return [part for turn in turns if _is_users(turn) for part in _parts(turn)]
 
 

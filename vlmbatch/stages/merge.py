@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from vlmbatch import attempts, jsonl, rundir
 from vlmbatch.attempts import Outcome, Reader
 from vlmbatch.errors import IntegrityError, Problem
-from vlmbatch.records import ErrorInfo, Event, Reading, Status, Verdict
+from vlmbatch.records import MODEL_ANSWERS, ErrorInfo, Event, Reading, Status, Verdict
 from vlmbatch.stages.overlay import IMAGE_SEEN, IMAGE_UNSEEN, RETRY, Ledger, Overlay
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ _NAMED_STRANGERS = 5
 _EVENT_BYTES = 1 << 24
 _SPOOL_BUFFER = 1 << 20
 _SEVERAL = 2
+_BILLED = MODEL_ANSWERS - {Status.REFUSAL}
 _IMAGES_KEY = b',"images":'
 _ROW_KEY = b',"row":'
 _AFTER_IMAGES = (b',"source_line":', b',"output":')
@@ -225,7 +226,7 @@ class Merge:
             0 if is_plain and reading.image_tokens is None else _flags(status, reading, outcome),
             number,
             outcome.channel,
-            0 if is_plain else _unanswered(outcome, reading),
+            0 if is_plain else _unanswered(outcome, reading, status),
             "" if status is Status.OK else verdict.reason or "",
             reading.model or "",
             reading.fingerprint or "",
@@ -261,17 +262,13 @@ def is_filled(value: Any, path: Sequence[str]) -> bool:
     return value is not None and value not in ("", [], {}) and not (isinstance(value, str) and not value.strip())
 
 
-def _unanswered(outcome: Outcome, reading: Reading) -> int:
+def _unanswered(outcome: Outcome, reading: Reading, status: Status) -> int:
     """Return how many sendings may have been billed although no usage came back.
 
     These are requests that had gone out whole before the connection broke, and an answer that tells no tokens.
     """
-    count = 0
-    for sending in outcome.tries:
-        count += sending.get("sent") is True and sending.get("status_code") is None
-    if reading.error is None and reading.refusal is None and reading.usage["output_tokens"] is None:
-        count += 1
-    return count
+    broken = sum(one.get("sent") is True and one.get("status_code") is None for one in outcome.tries)
+    return broken + (status in _BILLED and reading.usage["output_tokens"] is None)
 
 
 # --- records -------------------------------------------------------------------------------------------------

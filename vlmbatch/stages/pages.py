@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import gzip
 import json
-import math
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -37,7 +36,6 @@ _PREVIEW_PX = 800
 _WINDOW = 32
 _SAID = 140
 _PROMPTS = 64
-_GOLDEN = (math.sqrt(5) - 1) / 2
 _INDEX_KEYS = ("id", "name", "said", "status", "thumb", "input", "output", "ms", "length")
 
 
@@ -46,23 +44,21 @@ _INDEX_KEYS = ("id", "name", "said", "status", "thumb", "input", "output", "ms",
 
 @dataclass(slots=True)
 class Pictures:
-    """Small pictures by the hash of the image that was sent, and how many records had to go without.
+    """Small pictures by the hash of the image that was sent.
 
     Attributes:
         budget: Bytes that all of them may take.
         data: The pictures, in the order of their numbers.
         thumbs: Number of the thumbnail of an image.
         previews: Number of the larger picture of an image of the review sample.
-        left_out: Records for which the budget did not suffice.
-        undrawn: Images that are no picture to us (a format that is not installed, say).
+        undrawn: Hashes of the images that are no picture to us (a format that is not installed, say).
     """
 
     budget: int
     data: list[bytes] = field(default_factory=list)
     thumbs: dict[str, int] = field(default_factory=dict)
     previews: dict[str, int] = field(default_factory=dict)
-    left_out: int = 0
-    undrawn: int = 0
+    undrawn: set[str] = field(default_factory=set)
     _bytes: int = 0
 
     def add(self, numbers: dict[str, int], key: str, data: bytes) -> bool:
@@ -84,10 +80,10 @@ class Pictures:
 
 
 class _Drawn(NamedTuple):
-    """What came of drawing one record's images: pictures by image hash, and how many could not be drawn."""
+    """What came of drawing one record's images: pictures by image hash, and the hashes of what is no picture."""
 
     pictures: list[tuple[str, bytes]]
-    undrawn: int
+    undrawn: list[str]
 
 
 def draw_pictures(
@@ -104,7 +100,7 @@ def draw_pictures(
     with _Easel(run, found) as easel:
         for _ in _drawing(easel, pictures, pictures.previews, found.sample, _PREVIEW_PX):
             pass
-        order = [*found.sample, *(found.shown[k] for k in golden_order(len(found.shown)))]
+        order = [*found.sample, *(found.shown[k] for k in spread_order(len(found.shown)))]
         for done in _drawing(easel, pictures, pictures.thumbs, order, _THUMB_PX):
             if on_event:
                 on_event(Event("progress", "thumbnails", done=done, total=len(order)))
@@ -117,20 +113,20 @@ def _drawing(
     """Draw one record after the other until the budget is spent; yield how many are done."""
     for start in range(0, len(order), _WINDOW):
         window = order[start : start + _WINDOW]
-        for place, drawn in enumerate(easel.draw(window, side_px, set(numbers)), start=start):
-            pictures.undrawn += drawn.undrawn if side_px == _THUMB_PX else 0
+        for drawn in easel.draw(window, side_px, numbers.keys() | pictures.undrawn):
+            pictures.undrawn.update(drawn.undrawn)
             if not all(pictures.add(numbers, key, data) for key, data in drawn.pictures):
-                pictures.left_out = len(order) - place if side_px == _THUMB_PX else 0
                 return
         yield start + len(window)
 
 
-def golden_order(count: int) -> Iterator[int]:
-    """Yield 0 … count-1, each once, so that any first part of it lies evenly over the whole."""
-    step = max(round(count * _GOLDEN), 1)
-    while math.gcd(step, count) > 1:
-        step += 1
-    return (k * step % count for k in range(count))
+def spread_order(count: int) -> Iterator[int]:
+    """Yield 0 ... count-1, each once, so that any first part of it lies evenly over the whole (bits reversed)."""
+    bits = (count - 1).bit_length() if count > 1 else 1
+    for number in range(1 << bits):
+        place = int(f"{number:0{bits}b}"[::-1], 2)
+        if place < count:
+            yield place
 
 
 class _Easel:
@@ -167,13 +163,13 @@ class _Easel:
 
         new = [image for image in entry.images if sent_sha256(image) not in known]
         if not new or entry.shard not in self._shards:
-            return _Drawn([], 0)
-        drawn, undrawn = [], 0
+            return _Drawn([], [])
+        drawn, undrawn = [], []
         for image in iter_images(self._lines.body(entry), new):
             try:
                 drawn.append((image.sha256, thumbnail(image.data, side_px)))
             except ImageError:
-                undrawn += 1
+                undrawn.append(image.sha256)
         return _Drawn(drawn, undrawn)
 
 
@@ -196,6 +192,7 @@ class Book:
         reviews: What reviewers said before, by custom_id.
         index_blocks: Number of index blocks written.
         without_shard: Records whose frozen line is not in this folder.
+        without_picture: Records for which the budget did not suffice.
         pictures: The pictures.
     """
 
@@ -205,6 +202,7 @@ class Book:
         self.reviews: dict[str, dict[str, Any]] = {}
         self.index_blocks = 0
         self.without_shard = 0
+        self.without_picture = 0
         self.pictures = pictures
         self._run = run
         self._records = records
@@ -300,13 +298,15 @@ class Book:
         position, usage, images = entry.position, record["usage"], record["images"]
         text = record["text"] or ""
         said = text or record["reason"] or (record["error"] or {}).get("message") or ""
-        thumbs = [self.pictures.thumbs.get(sent_sha256(image), UNKNOWN) for image in images]
+        keys = {sent_sha256(image) for image in images if not image.get("file_id")} - self.pictures.undrawn
+        thumbs = [self.pictures.thumbs[key] for key in keys & self.pictures.thumbs.keys()]
+        self.without_picture += bool(keys) and not thumbs and entry.shard in self._shards
         values = {
             "id": record["custom_id"],
             "name": images[0]["path"] if images else "",
             "said": " ".join(said[: 2 * _SAID].split())[:_SAID],
             "status": self._found.status[position],
-            "thumb": max(thumbs, default=UNKNOWN),
+            "thumb": min(thumbs, default=UNKNOWN),
             "input": UNKNOWN if usage["input_tokens"] is None else usage["input_tokens"],
             "output": self._found.output_tokens[position],
             "ms": self._found.latency_ms[position],

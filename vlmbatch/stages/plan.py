@@ -10,7 +10,7 @@ import os
 from dataclasses import dataclass, field, replace
 from typing import IO, TYPE_CHECKING, Any
 
-from vlmbatch import images, inputs, jsonl, providers
+from vlmbatch import classify, images, inputs, jsonl, providers
 from vlmbatch.errors import InputError, Problem
 from vlmbatch.inputs.base import DEFAULT_IMAGE_FIELD, Verbatim
 from vlmbatch.providers.base import Ask
@@ -200,7 +200,7 @@ def _read_ask(options: BuildOptions, model: str) -> tuple[dict[str, Verbatim], A
     }
     if options.prompt is not None:
         verbatim["prompt"] = Verbatim("prompt.txt", options.prompt.encode("utf-8", "surrogatepass"))
-    schema = _object(verbatim["schema"], "--json-schema") if "schema" in verbatim else None
+    schema = _schema(verbatim["schema"]) if "schema" in verbatim else None
     ask = Ask(
         model=model,
         url=options.url,
@@ -265,6 +265,14 @@ def _text(file: Verbatim) -> str:
     if not text.strip():
         raise InputError(f"{file.name}: empty", hint="write the prompt into it")
     return text
+
+
+def _schema(file: Verbatim) -> dict[str, Any]:
+    schema = _object(file, "--json-schema")
+    problem = classify.schema_problem(schema)
+    if problem:
+        raise InputError(f"--json-schema {file.name}: {problem}", hint="mend the schema")
+    return schema
 
 
 def _object(file: Verbatim, flag: str) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from vlmbatch import __version__, jsonl
 from vlmbatch.errors import InputError, Problem
 from vlmbatch.freeze import LineWriter, ShardWriter, id_stem
 from vlmbatch.inputs.base import Rejected
+from vlmbatch.providers import limits
 from vlmbatch.records import REJECTED_SCHEMA, RUN_SCHEMA, Event, ManifestRef, RunInfo
 from vlmbatch.rundir import MANIFEST, REJECTED
 
@@ -242,4 +243,4 @@ class Press:
     def warnings(self) -> list[str]:
         """Return one sentence for each odd thing that was noticed, with its count."""
         noticed = self._noticed
-        return [f"{noticed[code]:,} {sentence}" for code, sentence in _SENTENCES.items() if noticed[code]]
+        return [f"{noticed[code]:,} {sentence}" for code, sentence in {**_SENTENCES, **limits.SENTENCES}.items() if noticed[code]]

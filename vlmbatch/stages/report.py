@@ -283,13 +283,12 @@ def _remarks(found: Survey, book: pages.Book) -> Iterator[str]:
             f"The page holds {len(found.shown):,} of {found.requests:,} records, spread evenly over the run; "
             "figures and checks are those of all."
         )
-    pictures = book.pictures
-    if pictures.left_out:
+    if book.without_picture:
         yield (
-            f"{pictures.left_out:,} records are shown without a thumbnail: the page's {pictures.budget / 1e6:.0f} MB "
-            "for pictures went to the review sample and to records spread evenly over the run."
+            f"{book.without_picture:,} records are shown without a thumbnail: the {book.pictures.budget:,} bytes for "
+            "pictures went to the review sample and to records spread evenly over the run."
         )
-    if pictures.undrawn:
-        yield f"{pictures.undrawn:,} image(s) could not be drawn here; what was sent is unchanged."
+    if book.pictures.undrawn:
+        yield f"{len(book.pictures.undrawn):,} image(s) could not be drawn here; what was sent is unchanged."
     if book.without_shard:
         yield f"{book.without_shard:,} records show no picture and no prompt: their shards are not in this folder."

@@ -117,7 +117,12 @@ def _named(counts: Counts, name_of: Callable[[Kind], str]) -> dict[str, int]:
     found: Counter[str] = Counter()
     for kind, count in counts:
         found[name_of(kind)] += count
-    return {name: count for name, count in found.most_common() if name}
+    return {name: count for name, count in _by_count(found) if name}
+
+
+def _by_count(found: Counter[Any]) -> list[tuple[Any, int]]:
+    """Return the most frequent first, equals by name: no order of reading shows."""
+    return sorted(found.items(), key=lambda item: (-item[1], item[0]))
 
 
 def _rate(count: int, of: int) -> float | None:
@@ -154,7 +159,7 @@ def _reasons(won: Counts) -> list[dict[str, Any]]:
             causes[kind.status, kind.label] += count
     return [
         {"status": status.value, "reason": label, "count": count}
-        for (status, label), count in causes.most_common(_SHOWN_REASONS)
+        for (status, label), count in _by_count(causes)[:_SHOWN_REASONS]
     ]
 
 

@@ -69,8 +69,17 @@ class Api:
             return (
                 await send(request, Reply(0, b"{}")) if not status else await self.refuse(request, status, "Planned.")
             )
-        await asyncio.get_running_loop().run_in_executor(None, self._store.look, job)
+        await self.glance([job])
         return None
+
+    async def glance(self, jobs: list[StoredJob]) -> None:
+        """Look at jobs as a list does: that moves them on too."""
+        for job in jobs:
+            await asyncio.get_running_loop().run_in_executor(None, self._store.look, job)
+            self.file_results(job)
+
+    def file_results(self, job: StoredJob) -> None:
+        """Put the results of an ended job into files, where this API has such."""
 
     def _take(self, what: str) -> bool:
         self._left[what] -= 1

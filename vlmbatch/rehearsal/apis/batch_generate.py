@@ -43,7 +43,8 @@ class BatchGenerate(Api):
         self._uploads = {}
         return [
             web.post("/upload/v1beta/files", self.upload),
-            web.get("/download/v1beta/files/{id}:download", self.download),
+            web.get("/download/v1beta/files/{id}:download", self.download),  # as the guide has it
+            web.get("/v1beta/files/{id}:download", self.download),  # as google-genai 3.6.1 asks
             web.get("/v1beta/files", self.list_files),
             web.post("/v1beta/models/{model}:batchGenerateContent", self.create),
             web.get("/v1beta/batches", self.list_jobs),
@@ -122,10 +123,13 @@ class BatchGenerate(Api):
         mishap = await self.look(request, job)
         if mishap is not None:
             return mishap
+        return await self.ok(request, _operation(job))
+
+    def file_results(self, job: StoredJob) -> None:
+        """Put the results of a completed job into a file; no other job has any."""
         if job.state == "completed" and not job.results:
             lines = b"".join(_line(one) for one in job.done)
             job.results["output"] = self._store.add_file("files/batch-", "", lines, "").id
-        return await self.ok(request, _operation(job))
 
     async def list_jobs(self, request: web.Request) -> web.StreamResponse:
         """List jobs, newest first."""
@@ -133,6 +137,7 @@ class BatchGenerate(Api):
         size = request.query.get("pageSize", "")
         token = request.query.get("pageToken", "")
         found, more = page(jobs, [one.id for one in jobs], token, int(size) if size.isdigit() else 50)
+        await self.glance(found)
         value: dict[str, Any] = {"operations": [_operation(one) for one in found]} if found else {}
         return await self.ok(request, value | ({"nextPageToken": found[-1].id} if more else {}))
 

@@ -94,7 +94,6 @@ class FilesAndBatches(Api):
         mishap = await self.look(request, job)
         if mishap is not None:
             return mishap
-        self._file_results(job)
         return await self.ok(request, _job(job))
 
     async def list_jobs(self, request: web.Request) -> web.StreamResponse:
@@ -102,6 +101,7 @@ class FilesAndBatches(Api):
         jobs = [one for one in reversed(self._store.jobs) if one.api == NAME]
         ids = [f"batch_{one.id}" for one in jobs]
         found, more = page(jobs, ids, request.query.get("after", ""), _limit(request, 20))
+        await self.glance(found)
         return await self.ok(request, _list([_job(one) for one in found], more=more))
 
     async def cancel(self, request: web.Request) -> web.StreamResponse:
@@ -116,7 +116,7 @@ class FilesAndBatches(Api):
     def _find(self, request: web.Request) -> StoredJob | None:
         return self._store.job(request.match_info["id"].removeprefix("batch_"))
 
-    def _file_results(self, job: StoredJob) -> None:
+    def file_results(self, job: StoredJob) -> None:
         """Put the results of an ended job into its two files; an empty one is not made."""
         if job.state not in ENDED or job.results:
             return

@@ -86,6 +86,7 @@ class MessageBatches(Api):
         ids = [f"msgbatch_{one.id}" for one in jobs]
         text = request.query.get("limit", "20")
         found, more = page(jobs, ids, request.query.get("after_id", ""), int(text) if text.isdigit() else 20)
+        await self.glance(found)
         values = [_job(one, request) for one in found]
         edge = [one["id"] for one in values] or [None]
         return await self.ok(request, {"data": values, "has_more": more, "first_id": edge[0], "last_id": edge[-1]})

@@ -1,0 +1,69 @@
+"""A process that sends batches and kills itself at a chosen step, for the tests of what a crash leaves behind.
+
+A step is every moment before or after something that lasts: a journal line, a call, a file that takes its place.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+from tests.stages.batch_runs import KINDS, send
+from vlmbatch import jsonl
+from vlmbatch.rundir import RunDir
+from vlmbatch.transport import Transport
+
+
+class Address:
+    """Stands where a server would: only its address is known here."""
+
+    def __init__(self, base_url: str) -> None:
+        self.base_url = base_url
+
+
+def run_until(folder: str, base_url: str, kind: str, step: int, *, torn: bool = False) -> None:
+    """Send what is left of a run, and die by SIGKILL at the ``step``-th moment (from 1).
+
+    Args:
+        folder: The run folder.
+        base_url: Where the provider listens.
+        kind: One of :data:`KINDS`.
+        step: Which moment.
+        torn: Whether a death at a journal line leaves half of it.
+    """
+    left = step
+
+    def moment() -> None:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    append, post, replace = jsonl.Appender.append, Transport.send, os.replace
+
+    def killed_append(self: jsonl.Appender, line: bytes) -> None:
+        nonlocal left
+        if torn and left == 1:
+            self.append_block(line[: len(line) // 2])
+            os.kill(os.getpid(), signal.SIGKILL)
+        moment()
+        append(self, line)
+        self.sync()
+        moment()
+
+    async def killed_send(self: Transport, *args: Any, **more: Any) -> Any:
+        moment()
+        answer = await post(self, *args, **more)
+        moment()
+        return answer
+
+    def killed_replace(*args: Any, **more: Any) -> None:
+        moment()
+        replace(*args, **more)
+        moment()
+
+    jsonl.Appender.append = killed_append  # type: ignore[method-assign]
+    Transport.send = killed_send  # type: ignore[method-assign]
+    os.replace = killed_replace
+    send(RunDir.open(folder), Address(base_url), KINDS[kind])  # type: ignore[arg-type]

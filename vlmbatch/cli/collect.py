@@ -1,0 +1,267 @@
+"""vlmbatch collect: the flags, and what a person reads when the results have been read."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from vlmbatch.cli.base import JsonOption, QuietOption, RunArgument, VerboseOption, finish
+from vlmbatch.console import Console, Watch, out, safe, table
+from vlmbatch.errors import CheckFailed, InputError, Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from vlmbatch.stages.collect import CollectResult
+
+_WRITE = "What is written"
+_READ = "How results are read"
+_CHECK = "What has to hold"
+_REPORT = "Report"
+_SHOWN_REASONS = 5
+
+
+def collect(
+    run: RunArgument,
+    results: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="RESULTS…", help="Results files (all of RUN/results but the rehearsals).", show_default=False
+        ),
+    ] = None,
+    *,
+    write: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Records go here, the summary beside them.", rich_help_panel=_WRITE),
+    ] = None,
+    rows: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Input rows with answers, JSONL.", rich_help_panel=_WRITE)
+    ] = None,
+    csv: Annotated[str | None, typer.Option(metavar="FILE", help="A flat table.", rich_help_panel=_WRITE)] = None,
+    csv_safe: Annotated[
+        bool,
+        typer.Option("--csv-safe", help="' before cells that look like formulas.", rich_help_panel=_WRITE),
+    ] = False,
+    parquet: Annotated[
+        str | None, typer.Option(metavar="FILE", help="The same table as Parquet.", rich_help_panel=_WRITE)
+    ] = None,
+    hf: Annotated[
+        str | None, typer.Option(metavar="DIR", help="A dataset folder: Parquet and card.", rich_help_panel=_WRITE)
+    ] = None,
+    retry_ids: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Ids worth sending again.", rich_help_panel=_WRITE)
+    ] = None,
+    cap_ids: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Ids that need a higher limit.", rich_help_panel=_WRITE)
+    ] = None,
+    gate: Annotated[
+        bool, typer.Option("--gate", help="Check what a delivery should meet.", rich_help_panel=_CHECK)
+    ] = False,
+    require: Annotated[
+        list[str] | None,
+        typer.Option(metavar="COND", help="Such as 'refusal<=2%'; repeatable.", rich_help_panel=_CHECK),
+    ] = None,
+    require_field: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PATH", help="JSON field that must be filled; repeatable.", rich_help_panel=_CHECK),
+    ] = None,
+    compare: Annotated[
+        list[str] | None,
+        typer.Option(metavar="RUN2", help="Another run on the same images; repeatable.", rich_help_panel=_CHECK),
+    ] = None,
+    explain: Annotated[
+        str | None,
+        typer.Option(metavar="NUMBER", help="A number of the summary and its query.", rich_help_panel=_CHECK),
+    ] = None,
+    expect_json: Annotated[
+        bool, typer.Option("--expect-json", help="Answers are to be JSON.", rich_help_panel=_READ)
+    ] = False,
+    json_schema: Annotated[
+        str | None, typer.Option(metavar="FILE", help="JSON that fits this schema.", rich_help_panel=_READ)
+    ] = None,
+    rehearsal: Annotated[
+        bool, typer.Option("--rehearsal", help="The rehearsals, and they alone.", rich_help_panel=_READ)
+    ] = False,
+    reviews: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Reviews (RUN/reviews.jsonl).", rich_help_panel=_READ, show_default=False),
+    ] = None,
+    report: Annotated[
+        bool, typer.Option("--report", help="Write RUN/report.html; needs --write.", rich_help_panel=_REPORT)
+    ] = False,
+    sample: Annotated[
+        int, typer.Option(metavar="N", help="Records drawn for reviewers.", rich_help_panel=_REPORT)
+    ] = 50,
+    seed: Annotated[int, typer.Option(metavar="N", help="Which sample is drawn.", rich_help_panel=_REPORT)] = 0,
+    as_json: JsonOption = False,
+    quiet: QuietOption = 0,
+    verbose: VerboseOption = 0,
+) -> None:
+    """Join results into one record per request; without --write, check the folder and read only.
+
+    \b
+      vlmbatch collect runs/r001 --write runs/r001/merged.jsonl
+      vlmbatch collect runs/r001 --gate --require 'refusal<=2%'
+    """  # noqa: D301  (\b holds the lines below apart)
+    from vlmbatch.stages.collect import collect as collect_run
+    from vlmbatch.stages.collect_options import CollectOptions
+
+    if report and not write:
+        raise InputError("--report shows the records, and none are written", hint="add --write RUN/merged.jsonl")
+    console = Console(quiet, verbose)
+    options = CollectOptions(
+        write=write,
+        rows=rows,
+        csv=csv,
+        csv_safe=csv_safe,
+        parquet=parquet,
+        hf=hf,
+        gate=gate,
+        require=tuple(require or ()),
+        require_fields=tuple(require_field or ()),
+        retry_ids=retry_ids,
+        cap_ids=cap_ids,
+        compare=tuple(compare or ()),
+        expect_json=expect_json,
+        json_schema=json_schema,
+        rehearsal=rehearsal,
+        reviews=reviews,
+    )
+    with Watch(console, "collecting") as watch:
+        result = collect_run(run, results or (), options, on_event=watch.on_event)
+    written = dict(result.written)
+    if report and write:
+        written["--report"] = _report(result, write, console, sample, seed)
+    for sentence in result.warnings:
+        console.warning(sentence)
+    data = _data(result, written)
+    if explain:
+        _explain(result, explain, data, as_json=as_json)
+        return
+    finish("collect", data, as_json=as_json, text=lambda: _print(result, written), failed=_failed(result))
+
+
+def _report(result: CollectResult, write: str, console: Console, sample: int, seed: int) -> str:
+    from vlmbatch.stages.report import ReportOptions, write_report
+
+    options = ReportOptions(sample=sample, seed=seed)
+    with Watch(console, "drawing the report") as watch:
+        return write_report(result.run, records=write, summary=result.summary, options=options, on_event=watch.on_event)
+
+
+def _failed(result: CollectResult) -> CheckFailed | None:
+    """Return the checks that were asked for and do not hold."""
+    failed = [check for check in result.checks if not check.holds]
+    if not failed:
+        return None
+    problems = [Problem("check", f"{check.detail}, asked {check.asked}", check.name) for check in failed]
+    hint = "--retry-ids names what is worth sending again; --require NAME… sets another bound"
+    return CheckFailed(f"{len(failed)} of {len(result.checks)} checks do not hold", hint=hint, problems=problems)
+
+
+def _data(result: CollectResult, written: Mapping[str, str]) -> dict[str, Any]:
+    return {
+        "run": result.run.path,
+        "fingerprint": result.run.fingerprint,
+        "summary": result.summary,
+        "comparisons": list(result.comparisons),
+        "written": dict(written),
+        "warnings": list(result.warnings),
+    }
+
+
+def _explain(result: CollectResult, name: str, data: dict[str, Any], *, as_json: bool) -> None:
+    from vlmbatch.stages.explain import explain
+
+    value, query = explain(result.summary, name)
+    told = {"name": name, "value": value, "what": query.words, "query": query.command}
+
+    def text() -> None:
+        out(f"{safe(name)} = {value}")
+        out(f"what: {query.words}")
+        out(f"query: {safe(query.command)}")
+
+    finish("collect", data | {"explained": told}, as_json=as_json, text=text)
+
+
+# --- for people ----------------------------------------------------------------------------------------------
+
+
+def _print(result: CollectResult, written: Mapping[str, str]) -> None:
+    """Say what came of the run, what holds, and what may be done next."""
+    summary = result.summary
+    if summary["rehearsal"]:
+        out("REHEARSAL: no model was asked; these answers are made up from the images' looks")
+    out(_statuses(summary))
+    _print_numbers(summary)
+    if result.checks:
+        rows = [("pass" if c.holds else "FAIL", c.name, c.detail, c.asked) for c in result.checks]
+        out(table(("gate", "check", "found", "asked"), rows))
+    for comparison in result.comparisons:
+        _print_comparison(comparison)
+    for flag, path in written.items():
+        out(f"{flag.removeprefix('--')}: {safe(path)}")
+    out(f"fingerprint: {result.run.fingerprint}")
+    _print_next(result, summary)
+
+
+def _statuses(summary: Mapping[str, Any]) -> str:
+    requests = summary["requests"]
+    rows = [
+        (status, f"{count:,}", _percent(count, requests))
+        for status, count in summary["counts"].items()
+        if count or status == "ok"
+    ]
+    return table(("status", "requests", "share"), [*rows, ("all", f"{requests:,}", "")], right="lrr")
+
+
+def _percent(count: int, of: int) -> str:
+    return f"{100 * count / of:.1f} %" if of else ""
+
+
+def _print_numbers(summary: Mapping[str, Any]) -> None:
+    for cause in summary["reasons"][:_SHOWN_REASONS]:
+        if cause["reason"] and cause["status"] != "missing":
+            out(f"  {cause['count']:,} x {cause['status']}: {safe(cause['reason'])}")
+    used = sum(channel["input_tokens"] for channel in summary["tokens"].values())
+    made = sum(channel["output_tokens"] for channel in summary["tokens"].values())
+    out(f"tokens: {used:,} in, {made:,} out, over {summary['attempts']['total']:,} attempts")
+    cost = summary["cost"]
+    if cost["total_usd"] is not None:
+        bound = "at least " if cost["is_lower_bound"] else ""
+        source = ", ".join(safe(text) for key in ("price_source", "price_date") if (text := cost["prices"][key]))
+        out(f"cost: {bound}USD {cost['total_usd']}{f' ({source})' if source else ''}")
+    latency = summary["latency_s"]
+    if latency["count"]:
+        out(f"latency: half within {latency['p50']:.2f} s, 95 % within {latency['p95']:.2f} s")
+    if summary["models"]:
+        out(f"models: {', '.join(f'{safe(name)} ({count:,})' for name, count in summary['models'].items())}")
+
+
+def _print_comparison(comparison: Mapping[str, Any]) -> None:
+    """Show two runs as columns, on the inputs that both have."""
+    here, there = comparison["here"], comparison["there"]
+    rows = [("model", here["model"], there["model"])]
+    rates = ("ok_rate", "refusal_rate", "empty_rate", "at_cap_rate", "failed_rate")
+    rows += [(name.removesuffix("_rate").replace("_", " "), _rate(here[name]), _rate(there[name])) for name in rates]
+    rows.append(("cost of the run, USD", here["cost_usd"] or "unknown", there["cost_usd"] or "unknown"))
+    title = f"compared on {comparison['matched']:,} inputs that both runs have"
+    out(table(("", "this run", comparison["run"]), rows, title=title, right="lrr"))
+    agreement = comparison["agreement"]
+    out(f"equal answers: {agreement['equal']:,} of {agreement['both_ok']:,} where both are ok")
+    for name, told in comparison["fields"].items():
+        out(f"  {safe(name)}: {_rate(told['rate'])} equal")
+
+
+def _rate(rate: float | None) -> str:
+    return "" if rate is None else f"{100 * rate:.1f} %"
+
+
+def _print_next(result: CollectResult, summary: Mapping[str, Any]) -> None:
+    path = safe(result.run.path)
+    again, capped = summary["worth_sending_again"], summary["needs_higher_limit"]
+    if again and not summary["rehearsal"]:
+        out(f"next: {again:,} request(s) are worth sending again: vlmbatch run {path}")
+    if capped:
+        out(f"next: {capped:,} request(s) need a new run with a higher --max-tokens; --cap-ids FILE names them")
