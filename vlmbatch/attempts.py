@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from vlmbatch.rundir import RunDir
 
 _OK_FIRST, _OK_LAST = 200, 299
+_OURS = b'{"schema":"%s","custom_id":"' % ATTEMPT_SCHEMA.encode()
+_ANSWERED = b',"answered":true}\n'
 _START_EVENTS = ("submitted", "intent", "seen", "downloaded")
 """Whose ``at`` tells when a job began: the first of these that the journal holds for it."""
 
@@ -369,24 +371,43 @@ def iter_settled(path: str, run: RunDir, provider: Provider, *, rehearsal: bool 
         SchemaVersionError: A newer vlmbatch wrote a line in a shape that this one cannot read.
     """
     reader = Reader(path, run, provider)
-    anything = Asked()
-    for line in jsonl.iter_lines(path):
-        value = jsonl.parse_object(line.data)
-        if value is None:
-            continue
-        settled = _settled_by_word(value)
-        if settled is None:
-            outcome = reader.read(value, line.number, line.offset, len(line.data))
-            if outcome is None or outcome.rehearsal != rehearsal:
+    with open(path, "rb", buffering=1 << 20) as file:
+        for number, raw in enumerate(file, start=1):
+            custom_id = _answered_id(raw)
+            if custom_id is not None and not rehearsal:
+                yield Settled(custom_id, None, True, True)
                 continue
-            reading, verdict = judge(outcome, provider, anything)
-            settled = Settled(
-                outcome.custom_id,
-                outcome.line_sha256,
-                is_settled(verdict, reading, outcome),
-                verdict.status in MODEL_ANSWERS,
-            )
-        yield settled
+            value = jsonl.parse_object(raw.removeprefix(jsonl.BOM) if number == 1 else raw)
+            settled = None if value is None else _settle(value, number, reader, provider, rehearsal=rehearsal)
+            if settled is not None:
+                yield settled
+
+
+def _settle(
+    value: dict[str, Any], number: int, reader: Reader, provider: Provider, *, rehearsal: bool
+) -> Settled | None:
+    """Return what resume needs of one parsed line, None where it does not count."""
+    settled = _settled_by_word(value)
+    if settled is not None:
+        return None if rehearsal else settled
+    outcome = reader.read(value, number, 0, 0)
+    if outcome is None or outcome.rehearsal != rehearsal:
+        return None
+    reading, verdict = judge(outcome, provider, Asked())
+    is_answer = verdict.status in MODEL_ANSWERS
+    return Settled(outcome.custom_id, outcome.line_sha256, is_settled(verdict, reading, outcome), is_answer)
+
+
+def _answered_id(raw: bytes) -> str | None:
+    """Return whose answer a line of ours says that it is, without parsing it; None where it does not say so.
+
+    ``answered`` is the last key that we write: so what begins as a line of ours and ends in it is whole, unless it is
+    two lines in one (a torn one that another program wrote on).
+    """
+    if not raw.endswith(_ANSWERED) or not raw.startswith(_OURS) or raw.find(_OURS, 1) >= 0:
+        return None
+    start = len(_OURS)
+    return raw[start : raw.index(b'"', start)].decode("ascii", "replace")
 
 
 def _settled_by_word(value: dict[str, Any]) -> Settled | None:

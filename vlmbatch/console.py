@@ -38,16 +38,34 @@ def _escape(char: str) -> str:
     return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
+class ReaderLeft(Exception):  # noqa: N818  (nobody's fault)
+    """Whoever read our stdout has closed it: there is nobody to tell anything to."""
+
+
 def out(text: str = "") -> None:
-    """Write one line of a result to stdout."""
-    sys.stdout.write(text + "\n")
+    """Write one line of a result to stdout.
+
+    Raises:
+        ReaderLeft: Nobody reads it any more.
+    """
+    try:
+        sys.stdout.write(text + "\n")
+    except BrokenPipeError:
+        raise ReaderLeft from None
 
 
 def out_bytes(data: bytes) -> None:
-    """Write JSON bytes to stdout, with a final newline."""
-    sys.stdout.flush()
-    sys.stdout.buffer.write(data if data.endswith(b"\n") else data + b"\n")
-    sys.stdout.buffer.flush()
+    """Write JSON bytes to stdout, with a final newline.
+
+    Raises:
+        ReaderLeft: Nobody reads it any more.
+    """
+    try:
+        sys.stdout.flush()
+        sys.stdout.buffer.write(data if data.endswith(b"\n") else data + b"\n")
+        sys.stdout.buffer.flush()
+    except BrokenPipeError:
+        raise ReaderLeft from None
 
 
 @dataclass(slots=True)

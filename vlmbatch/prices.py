@@ -7,6 +7,7 @@ no sum is rounded. They stand in estimates.jsonl with the page and the day that 
 from __future__ import annotations
 
 import os
+import tomllib
 from dataclasses import dataclass, fields
 from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -169,3 +170,26 @@ def read_last(path: str) -> Prices | None:
             prices = Prices.parse(record, where=os.path.basename(path))
             last = prices if prices.rates("realtime") or prices.rates("batch") else last
     return last
+
+
+def read_file(path: str) -> Prices:
+    """Return the prices of a price file: TOML or JSON with the keys of estimates.jsonl.
+
+    Raises:
+        InputError: It cannot be read, holds no prices or wrong ones, or a key that is none.
+    """
+    try:
+        with open(path, "rb") as file:
+            data = file.read()
+        values = jsonl.loads(data) if data.lstrip()[:1] == b"{" else tomllib.loads(data.decode("utf-8"))
+    except OSError as error:
+        raise InputError(f"--price-file {path}: cannot be read ({error.strerror})", hint="check the path") from None
+    except ValueError as error:
+        raise InputError(f"--price-file {path}: neither TOML nor JSON ({error})", hint="mend the file") from None
+    unknown = sorted(set(values) - set(_KEYS.values()))
+    if unknown or not values:
+        raise InputError(
+            f"--price-file {path}: {'no prices' if not values else 'unknown ' + ', '.join(unknown)}",
+            hint=f"the keys are {', '.join(_KEYS.values())}",
+        )
+    return Prices.parse(values, where=path)

@@ -264,6 +264,9 @@ class Attempt(TypedDict):
     error: ErrorInfo | None
     rehearsal: NotRequired[bool]
     final: NotRequired[bool]
+    direct: NotRequired[bool]
+    session: NotRequired[dict[str, Any]]
+    answered: NotRequired[bool]
 
 
 class Usage(TypedDict):

@@ -21,7 +21,7 @@ from vlmbatch.errors import InputError, IntegrityError, Problem, SchemaVersionEr
 from vlmbatch.records import RUN_SCHEMA, Entry, Event, ManifestHead, RunInfo
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from vlmbatch.records import FileRef
 
@@ -45,6 +45,7 @@ VERIFY = "verify.py"
 LOCKS = ".locks"
 
 REHEARSAL_PREFIX = "rehearsal-"
+_ID_KEY = b'{"custom_id":"'
 _ROW_KEY = b',"row":'
 _HAPPENED = ("created_at", "host")
 _HEX64 = re.compile(r"[0-9a-f]{64}")
@@ -111,14 +112,38 @@ class IdIndex:
         self._tail[index] = tail
         self.count += 1
 
+    def add_lines(self, lines: Iterable[bytes]) -> None:
+        """Append whole manifest lines, parsing nothing of them but the id, which stands first and holds no quote.
+
+        Raises:
+            IntegrityError: A line is damaged, or its id is not of this run.
+        """
+        head = _ID_KEY + self._head.encode()
+        digits, start = len(head), len(_ID_KEY)
+        position, tail = self._position, self._tail
+        for raw in lines:
+            end = raw.find(b'"', start)
+            number = raw[digits : end - 9]
+            # in order, without gaps, as build writes them; whatever else there is takes the careful way
+            if raw.startswith(head) and number.isdigit() and int(number) == len(position):
+                try:
+                    tail.append(int(raw[end - 8 : end], 16))
+                except ValueError:
+                    raise IntegrityError(f"{MANIFEST}: {raw[start:end]!r} is not an id of this run") from None
+                position.append(self.count)
+                self.count += 1
+                self.unique += 1
+            else:
+                self.add(parse_entry(raw.rstrip(b"\r\n"), self.count).custom_id)
+
     def _split(self, custom_id: str) -> tuple[int, int]:
         if not custom_id.startswith(self._head):
             return -1, 0
-        index, dash, tail = custom_id[len(self._head) :].rpartition("-")
-        if not dash or len(tail) != 8 or not index.isascii() or not index.isdigit():
+        index = custom_id[len(self._head) : -9]
+        if custom_id[-9:-8] != "-" or not index.isascii() or not index.isdigit():
             return -1, 0
         try:
-            return int(index), int(tail, 16)
+            return int(index), int(custom_id[-8:], 16)
         except ValueError:
             return -1, 0
 
@@ -206,8 +231,8 @@ class RunDir:
     def index(self) -> IdIndex:
         """Return the index of the manifest's ids (one pass over the manifest)."""
         index = IdIndex(self.info["id_stem"])
-        for entry in self.iter_entries():
-            index.add(entry.custom_id)
+        with open(self.file(MANIFEST), "rb", buffering=1 << 20) as file:
+            index.add_lines(file)
         return index
 
     def verify(self, *, on_event: Callable[[Event], None] | None = None, depth: str = "full") -> None:
@@ -371,7 +396,8 @@ class Draft:
 
     def __exit__(self, *_: object) -> None:
         for file in self._files:
-            file.close()
+            with contextlib.suppress(OSError):  # what could not be flushed is thrown away anyway
+                file.close()
         if os.path.isdir(self.path):
             shutil.rmtree(self.path, ignore_errors=True)
             for folder in reversed(self._made_parents):

@@ -39,6 +39,9 @@ MAX_ANSWER_BYTES: Final = 64 << 20
 NEVER_CONNECTED: Final = frozenset({"dns", "refused", "unreachable", "tls", "connect_timeout", "proxy"})
 """Codes of failures in which no byte of the request left: nothing can have been billed."""
 
+_SECRET_LENGTH: Final = 12
+"""Shorter keys are placeholders (``EMPTY``, ``none``) that may stand in an honest answer."""
+_REMOVED: Final = b"[key removed]"
 _PIECE: Final = 256 << 10
 _WORDS: Final = {
     "timeout": "no whole answer in time",
@@ -105,9 +108,11 @@ class Transport:
 
     Args:
         trust_env: Whether to hear the proxy variables (a rehearsal's loopback server must not go through one).
+        secret: The key. A server that echoes it would put it into every file that keeps answers: it is taken out.
     """
 
-    def __init__(self, *, trust_env: bool = True) -> None:
+    def __init__(self, *, trust_env: bool = True, secret: str | None = None) -> None:
+        self._secret = (secret or "").encode() if len(secret or "") >= _SECRET_LENGTH else b""
         self._network = _Network(trust_env=trust_env)
         self._client = _Client(transport=self._network, timeout=None, trust_env=False)
 
@@ -146,7 +151,10 @@ class Transport:
             return self._failed("timeout", url, trip, f"{timeout_s:g} s")
         except _NetworkError as error:
             return self._failed(error.code, url, trip, error.detail)
-        return Answer(response.status_code, trip.headers, trip.answer)
+        answer = trip.answer
+        if self._secret and self._secret in answer:
+            answer = answer.replace(self._secret, _REMOVED)
+        return Answer(response.status_code, trip.headers, answer)
 
     @staticmethod
     def _failed(code: str, url: str, trip: _Trip, detail: str) -> Answer:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from tests.pictures import png
 from vlmbatch import attempts, providers, resume
-from vlmbatch.batch import BatchOptions, BatchResult, send_batches
+from vlmbatch.batch.base import BatchOptions, BatchResult
+from vlmbatch.batch.channel import send_batches
 from vlmbatch.records import Event
 from vlmbatch.stages.build import build
 from vlmbatch.stages.plan import BuildOptions
@@ -75,7 +76,7 @@ def send(
     provider = providers.get(run.info["provider"], run.info["request"]["url"])
     index = run.index()
     standing = resume.read_standing(run, provider, index)
-    wanted = resume.select(range(run.requests), standing).wanted
+    wanted = resume.select(more.pop("rows", range(run.requests)), standing).wanted
     base_url = more.pop("base_url", server.base_url + kind.base)
     options = BatchOptions(**{"base_url": base_url, "key": "k", "poll_interval_s": 0.01, "settle_s": 0.3, **more})
     return send_batches(run, provider, options, wanted, index, on_event=heard, stop=stop)

@@ -29,14 +29,14 @@ def run_until(folder: str, base_url: str, kind: str, step: int, *, torn: bool = 
         folder: The run folder.
         base_url: Where the provider listens.
         kind: One of :data:`KINDS`.
-        step: Which moment.
-        torn: Whether a death at a journal line leaves half of it.
+        step: Which moment; with ``torn``, which journal line.
+        torn: Whether to die in the middle of writing a journal line.
     """
     left = step
 
     def moment() -> None:
         nonlocal left
-        left -= 1
+        left -= not torn
         if left == 0:
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -44,7 +44,8 @@ def run_until(folder: str, base_url: str, kind: str, step: int, *, torn: bool = 
 
     def killed_append(self: jsonl.Appender, line: bytes) -> None:
         nonlocal left
-        if torn and left == 1:
+        left -= torn
+        if torn and left == 0:
             self.append_block(line[: len(line) // 2])
             os.kill(os.getpid(), signal.SIGKILL)
         moment()
@@ -66,4 +67,4 @@ def run_until(folder: str, base_url: str, kind: str, step: int, *, torn: bool = 
     jsonl.Appender.append = killed_append  # type: ignore[method-assign]
     Transport.send = killed_send  # type: ignore[method-assign]
     os.replace = killed_replace
-    send(RunDir.open(folder), Address(base_url), KINDS[kind])  # type: ignore[arg-type]
+    send(RunDir.open(folder), Address(base_url), KINDS[kind], settle_s=0.1)  # type: ignore[arg-type]

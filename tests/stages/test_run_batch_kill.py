@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import random
 import shutil
 import signal
 import subprocess
@@ -60,12 +61,31 @@ def _killed(context: Any, run: RunDir, base_url: str, kind: str, step: int, *, t
     return bool(victim.exitcode)
 
 
+def _finish(run: RunDir, base_url: str, kind: str) -> None:
+    """Give the command again until nothing is left to wait for."""
+    for _ in range(5):
+        result = send(run, Address(base_url), KINDS[kind], settle_s=0.1)  # type: ignore[arg-type]
+        if not result.rows_open and not result.rows_waiting:
+            return
+    raise AssertionError(f"rows are left: {result}")
+
+
+def _assert_each_row_once(run: RunDir, base_url: str, where: str) -> None:
+    """Count the provider's jobs and the answers in results/: one of each for every row."""
+    submitted = Counter(name for job in _jobs(base_url, run) for name in job["custom_ids"])
+    assert submitted == dict.fromkeys(ids(run), 1), where
+    assert answers(run) == dict.fromkeys(ids(run), 1), where
+
+
+WIRES = pytest.mark.parametrize("kind", ["chat", "messages", "gemini"])
+
+
 @pytest.mark.parametrize("torn", [False, True], ids=["between", "torn"])
-@pytest.mark.parametrize("kind", KINDS)
+@WIRES
 def test_kill_at_every_step_never_submits_a_row_twice(
     tmp_path: Path, provider: str, context: Any, kind: str, torn: bool
 ) -> None:
-    """For each step: kill there, run the same command again, and count the jobs at the provider."""
+    """For each step: kill there, give the same command again, and count the jobs at the provider."""
     step = 0
     killed = True
     while killed:
@@ -74,12 +94,22 @@ def test_kill_at_every_step_never_submits_a_row_twice(
         folder = tmp_path / f"{step}"
         run = make(folder, KINDS[kind], rows=3, per_shard=2, prompt=f"{step} {torn}")
         killed = _killed(context, run, provider, kind, step, torn=torn)
-        for _ in range(5):
-            result = send(run, Address(provider), KINDS[kind])  # type: ignore[arg-type]
-            if not result.rows_open and not result.rows_waiting:
-                break
-        counts = Counter(name for job in _jobs(provider, run) for name in job["custom_ids"])
-        assert counts == dict.fromkeys(ids(run), 1), f"step {step}"
-        assert answers(run) == dict.fromkeys(ids(run), 1), f"step {step}"
+        _finish(run, provider, kind)
+        _assert_each_row_once(run, provider, f"step {step}")
         shutil.rmtree(folder)
-    assert step > 10
+    assert step > 8
+
+
+@pytest.mark.parametrize("seed", range(3))
+@WIRES
+def test_kill_upon_kill_never_submits_a_row_twice(
+    tmp_path: Path, provider: str, context: Any, kind: str, seed: int
+) -> None:
+    """Commands that are killed one after the other, each at another step, still make each job once."""
+    run = make(tmp_path, KINDS[kind], rows=6, per_shard=2, prompt=f"again {seed}")
+    chance = random.Random(seed)
+    for _ in range(40):
+        if not _killed(context, run, provider, kind, chance.randint(3, 18), torn=False):
+            break
+    _finish(run, provider, kind)
+    _assert_each_row_once(run, provider, f"seed {seed}")

@@ -44,12 +44,16 @@ def scene(width: int = 50, height: int = 41, mode: str = "RGB") -> Image.Image:
         value
         for y in range(height)
         for x in range(width)
-        for value in (x * 255 // max(1, width - 1), y * 255 // max(1, height - 1), (x * 37 + y * 91) % 256)
+        for value in (x * 255 // max(1, width - 1), y * 255 // max(1, height - 1), 255 * (x + y) // (width + height))
     )
     image = Image.frombytes("RGB", (width, height), ramp)
     if mode == "I;16":
         wide = b"".join(struct.pack("<H", value * 257) for value in image.convert("L").tobytes())
         return Image.frombytes("I;16", (width, height), wide)
+    if mode == "P":
+        return image.quantize(250, dither=Image.Dither.NONE)
+    if mode == "1":
+        return image.convert("L").point(lambda value: 255 * (value > 127)).convert("1")
     if mode in {"LA", "RGBA"}:
         image.putalpha(image.getchannel("R"))
     return image if image.mode == mode else image.convert(mode)
@@ -67,6 +71,17 @@ def opened(data: bytes) -> Image.Image:
     image = Image.open(io.BytesIO(data))
     image.load()
     return image
+
+
+def difference(one: Image.Image, other: Image.Image) -> float:
+    """Return the mean difference of two pictures over white, 0 to 255."""
+    flat = []
+    for image in (one, other):
+        eight = Image.frombytes("L", image.size, image.tobytes()[1::2]) if image.mode == "I;16" else image
+        ground = Image.new("RGBA", image.size, "white")
+        flat.append(Image.alpha_composite(ground, eight.convert("RGBA")).convert("RGB").tobytes())
+    assert len(flat[0]) == len(flat[1])
+    return sum(abs(a - b) for a, b in zip(*flat, strict=True)) / len(flat[0])
 
 
 @cache

@@ -140,7 +140,7 @@ def test_odd_colour_models_are_resized_and_converted_without_noise(case_id: str,
         image.paste(Image.alpha_composite(Image.new("RGBA", image.size, "white"), image))
     shrunk = original.convert("RGB").resize(sent.size, Image.Resampling.BOX)
     differences = [abs(a - b) for a, b in zip(shrunk.tobytes(), sent.convert("RGB").tobytes(), strict=True)]
-    assert sum(differences) / len(differences) < 8
+    assert sum(differences) / len(differences) < 12
 
 
 @pytest.mark.parametrize("policy", [{"strip_metadata": True}, {"max_side": 30}, {"format": "png"}, {"format": "webp"}])

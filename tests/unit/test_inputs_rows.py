@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import base64
 import io
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -337,3 +339,17 @@ def test_wrong_usage_is_refused_with_the_way_out(
         list(open_source([str(root / path) for path in paths], SourceOptions(**options)))
     assert said in " ".join([str(caught.value), *map(str, caught.value.problems)])
     assert caught.value.hint
+
+
+def test_every_code_of_a_rejection_is_documented() -> None:
+    """docs/reference/rejections.md has a line for each code that an input can be refused with, and for no other."""
+    package = Path(__file__).resolve().parents[2] / "vlmbatch" / "inputs"
+    used = set()
+    for path in package.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "RowError":
+                used |= {node.args[0].value} if isinstance(node.args[0], ast.Constant) else set()
+    page = (package.parents[1] / "docs" / "reference" / "rejections.md").read_text(encoding="utf-8")
+    section = page.split("## Rows and paths")[1].split("\n## ")[0]
+    documented = set(re.findall(r"^\| `([a-z0-9_]+)` \|", section, re.MULTILINE))
+    assert documented == used

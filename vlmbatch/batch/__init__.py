@@ -2,12 +2,6 @@
 
 Read in this order: base.py (what goes in and comes out), plan.py (which rows make a job), calls.py (sending, and what
 a refusal means), submit.py (intent, upload, create), adopt.py (finding a job that a crash or a timeout lost), watch.py
-(looking, fetching, cancelling), channel.py (the loop around them). The journal is vlmbatch/journal.py.
+(looking, fetching, cancelling), channel.py (the loop around them, and the door: ``send_batches``). The journal is
+vlmbatch/journal.py. Nothing heavy is loaded before channel.py is.
 """
-
-from __future__ import annotations
-
-from vlmbatch.batch.base import BatchOptions, BatchResult, JobReport
-from vlmbatch.batch.channel import send_batches
-
-__all__ = ["BatchOptions", "BatchResult", "JobReport", "send_batches"]

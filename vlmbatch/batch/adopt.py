@@ -78,15 +78,16 @@ async def settle(work: Work, job: Job, since: datetime | None = None) -> None:
     """
     since = since or _time(job.creating_at) or datetime.now(UTC)
     until = since + timedelta(seconds=work.options.settle_s)
-    if not work.api.has_tags:
-        await _settle_untagged(work, job, until)
-        return
     wait_s = _FIRST_WAIT_S
     while True:
         left_s = (until - datetime.now(UTC)).total_seconds()
-        batch = (await _tagged(work)).get(tag_of(work, job).name)
+        batch, open_ones = await (_find_tagged if work.api.has_tags else _find_untagged)(work, job)
         if batch is not None:
             _take_up(work, job, batch)
+            return
+        if open_ones:
+            maybe = " or ".join(open_ones)
+            work.hindered(job, f"may be {maybe}, which has not ended: waiting instead of submitting it again")
             return
         if left_s <= 0:
             work.eased(job)
@@ -139,6 +140,11 @@ async def _tagged(work: Work) -> dict[str, Batch]:
     return found
 
 
+async def _find_tagged(work: Work, job: Job) -> tuple[Batch | None, list[str]]:
+    """Return a job's own batch, None where the list has none; there are no others that might be it."""
+    return (await _tagged(work)).get(tag_of(work, job).name), []
+
+
 async def _listed(work: Work) -> AsyncIterator[Batch]:
     """Yield the provider's jobs, newest first, as far back as this run can have made any."""
     born = _time(work.run.info["created_at"]) or datetime.fromtimestamp(0, UTC)
@@ -175,21 +181,15 @@ async def _names_of_files(work: Work, file_ids: list[str]) -> dict[str, str]:
 # --- jobs without a tag --------------------------------------------------------------------------------------
 
 
-async def _settle_untagged(work: Work, job: Job, until: datetime) -> None:
-    waiting: list[str] = []
+async def _find_untagged(work: Work, job: Job) -> tuple[Batch | None, list[str]]:
+    """Return the batch whose results are of a job's rows, else the ids of those that are open and might be it."""
+    open_ones: list[str] = []
     async for batch in _candidates(work, job):
         if batch.phase is Phase.OPEN:
-            waiting.append(batch.id)
+            open_ones.append(batch.id)
         elif await _holds_rows_of(work, job, batch):
-            _take_up(work, job, batch)
-            return
-    if waiting:
-        work.hindered(
-            job, f"may be {' or '.join(waiting)}, which has not ended: waiting instead of submitting it again"
-        )
-    elif datetime.now(UTC) >= until:
-        work.eased(job)
-        work.journal.append("abandoned", job.key, why="no job at the provider can be it: the create had no effect")
+            return batch, []
+    return None, open_ones
 
 
 async def _candidates(work: Work, job: Job) -> AsyncIterator[Batch]:

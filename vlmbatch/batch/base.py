@@ -40,7 +40,7 @@ class BatchOptions:
     """
 
     base_url: str = ""
-    key: str | None = None
+    key: str | None = field(default=None, repr=False)
     action: Action = "send"
     detach: bool = False
     poll_interval_s: float = 60.0

@@ -77,7 +77,7 @@ def send_batches(
     headers = provider.headers(options.key, _frozen_headers(run))
 
     async def main() -> BatchResult:
-        async with Transport(trust_env=not options.rehearsal) as transport:
+        async with Transport(trust_env=not options.rehearsal, secret=options.key) as transport:
             with Journal(run, rehearsal=options.rehearsal) as journal:
                 caller = Caller(transport, api, base_url, headers, patient(options.timeout_s))
                 work = Work(

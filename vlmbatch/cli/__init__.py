@@ -6,22 +6,35 @@ needs them, when it runs.
 
 from __future__ import annotations
 
+import os
 import sys
+from importlib import import_module
 from typing import Annotated
 
 import typer
 
 from vlmbatch import __version__
-from vlmbatch.cli import build, collect, estimate, run
 from vlmbatch.cli.base import run_app
 from vlmbatch.console import has_colour, is_terminal
 
 _CONTEXT = {"help_option_names": ["-h", "--help"]}
-_COMMANDS = {"build": build.build, "estimate": estimate.estimate, "run": run.run, "collect": collect.collect}
+_COMMANDS = {
+    "build": "Freeze every request's exact bytes, images inlined.",
+    "estimate": "Count tokens by formula; price the run from a smoke.",
+    "run": "Send the frozen requests and keep every answer.",
+    "collect": "Join answers into one record per request.",
+}
+"""Each command with its line in the help; its module of the same name is loaded when it is called."""
 
 
-def make_app(*, is_rich: bool) -> typer.Typer:
-    """Return the application; rich help is for a terminal, plain help for pipes, programs and CI."""
+def make_app(*, is_rich: bool = False, only: str | None = None) -> typer.Typer:
+    """Return the application.
+
+    Args:
+        is_rich: Whether help is drawn for a terminal; plain help is for pipes, programs and CI.
+        only: The one command that will be called: the others are known by name and line alone, since declaring
+            four commands costs more than the help of all of them. None = all are declared whole.
+    """
     app = typer.Typer(
         name="vlmbatch",
         help=_HELP,
@@ -32,9 +45,15 @@ def make_app(*, is_rich: bool) -> typer.Typer:
         pretty_exceptions_enable=False,
     )
     app.callback()(_root)
-    for name, command in _COMMANDS.items():
-        app.command(name, context_settings=_CONTEXT, no_args_is_help=True)(command)
+    for name, line in _COMMANDS.items():
+        whole = only is None or name == only
+        command = getattr(import_module(f"vlmbatch.cli.{name}"), name) if whole else _not_called
+        app.command(name, short_help=line, context_settings=_CONTEXT, no_args_is_help=True)(command)
     return app
+
+
+def _not_called() -> None:
+    raise AssertionError("unreachable")
 
 
 _HELP = """Send bulk vision-language requests from one folder that proves what was sent.
@@ -63,5 +82,8 @@ def _root(
 
 def main(argv: list[str] | None = None, *, prog_name: str = "vlmbatch") -> None:
     """Run the command line and leave with its exit status (docs/reference/exit-codes.md)."""
+    words = sys.argv[1:] if argv is None else argv
+    is_completion = "_VLMBATCH_COMPLETE" in os.environ
+    called = next((word for word in words if not word.startswith("-")), "")
     is_rich = is_terminal(sys.stdout) and has_colour(sys.stdout)
-    sys.exit(run_app(make_app(is_rich=is_rich), sys.argv[1:] if argv is None else argv, prog_name))
+    sys.exit(run_app(make_app(is_rich=is_rich, only=None if is_completion else called), words, prog_name))

@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vlmbatch import jsonl
-from vlmbatch.console import Console, out_bytes
+from vlmbatch.console import Console, ReaderLeft, out_bytes
 from vlmbatch.errors import Exit, InputError, VlmbatchError
-from vlmbatch.records import RESULT_SCHEMA
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -49,7 +47,7 @@ def finish(
         VlmbatchError: ``failed``, after the result was printed (main turns it into the exit status).
     """
     if as_json:
-        out_bytes(jsonl.dumps_pretty(envelope(command, data, failed)))
+        out_json(envelope(command, data, failed))
     else:
         text()
     if failed is not None:
@@ -64,8 +62,17 @@ class Told(Exception):  # noqa: N818  (a message, not a fault)
         self.error = error
 
 
+def out_json(value: Any) -> None:
+    """Print a result as JSON on stdout."""
+    from vlmbatch import jsonl
+
+    out_bytes(jsonl.dumps_pretty(value))
+
+
 def envelope(command: str, data: Any, error: VlmbatchError | None) -> dict[str, Any]:
     """Return the JSON that a command prints: one shape for success and failure."""
+    from vlmbatch.records import RESULT_SCHEMA
+
     exit_code = error.exit_code if error else Exit.DONE
     return {
         "schema": RESULT_SCHEMA,
@@ -160,7 +167,7 @@ def run_app(app: typer.Typer, argv: Sequence[str], prog_name: str) -> int:
     except (KeyboardInterrupt, typer.Abort):
         console.line("interrupted")
         return Exit.INTERRUPTED
-    except BrokenPipeError:
+    except (ReaderLeft, BrokenPipeError):
         # Whoever read our output has left; say nothing more, to nobody.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return Exit.BROKEN_PIPE
@@ -171,12 +178,12 @@ def run_app(app: typer.Typer, argv: Sequence[str], prog_name: str) -> int:
         )
         return _fail(failure, command, as_json=as_json, console=console)
     except Exception as error:  # noqa: BLE001  (the last door: a fault of ours)
-        return _fault(error, argv, console)
+        return _fault(error, command, as_json=as_json, console=console)
 
 
 def _fail(error: VlmbatchError, command: str, *, as_json: bool, console: Console) -> int:
     if as_json:
-        out_bytes(jsonl.dumps_pretty(envelope(command, None, error)))
+        out_json(envelope(command, None, error))
     console.error(error)
     return error.exit_code
 
@@ -192,7 +199,7 @@ def _usage(error: typer.TyperException, command: str, *, as_json: bool, console:
     return _fail(failure, command, as_json=as_json, console=console)
 
 
-def _fault(error: Exception, argv: Sequence[str], console: Console) -> int:
+def _fault(error: Exception, command: str, *, as_json: bool, console: Console) -> int:
     """Tell a fault of ours without a traceback, unless it was asked for."""
     if os.environ.get("VLMBATCH_DEBUG"):
         console.line("".join(traceback.format_exception(error)))
@@ -201,18 +208,7 @@ def _fault(error: Exception, argv: Sequence[str], console: Console) -> int:
         f"a fault of vlmbatch: {type(error).__name__}: {error} ({os.path.basename(frame.filename)}:{frame.lineno})",
         "please report it with the command that you gave; VLMBATCH_DEBUG=1 shows the traceback",
     )
-    if "--json" in argv:
-        out_bytes(
-            jsonl.dumps_pretty(
-                {
-                    "schema": RESULT_SCHEMA,
-                    "status": "error",
-                    "exit_code": int(Exit.FAULT),
-                    "data": None,
-                    "errors": [
-                        {"code": "fault", "message": f"{type(error).__name__}: {error}", "hint": "please report it"}
-                    ],
-                }
-            )
-        )
+    if as_json:
+        told = VlmbatchError(f"{type(error).__name__}: {error}", hint="please report it")
+        out_json(envelope(command, None, told))
     return Exit.FAULT

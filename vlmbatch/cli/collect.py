@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vlmbatch.cli.base import JsonOption, QuietOption, RunArgument, VerboseOption, finish
+from vlmbatch.cli.handover import HandOver, print_hand_over
 from vlmbatch.console import Console, Watch, out, safe, table
-from vlmbatch.errors import CheckFailed, InputError, Problem
+from vlmbatch.errors import CheckFailed, Problem
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 _WRITE = "What is written"
 _READ = "How results are read"
 _CHECK = "What has to hold"
-_REPORT = "Report"
+_HAND_OVER = "Report and hand-over"
 _SHOWN_REASONS = 5
 
 
@@ -88,12 +89,35 @@ def collect(
         typer.Option(metavar="FILE", help="Reviews (RUN/reviews.jsonl).", rich_help_panel=_READ, show_default=False),
     ] = None,
     report: Annotated[
-        bool, typer.Option("--report", help="Write RUN/report.html; needs --write.", rich_help_panel=_REPORT)
+        bool, typer.Option("--report", help="Write RUN/report.html; needs --write.", rich_help_panel=_HAND_OVER)
     ] = False,
     sample: Annotated[
-        int, typer.Option(metavar="N", help="Records drawn for reviewers.", rich_help_panel=_REPORT)
+        int, typer.Option(metavar="N", help="Records drawn for reviewers.", rich_help_panel=_HAND_OVER)
     ] = 50,
-    seed: Annotated[int, typer.Option(metavar="N", help="Which sample is drawn.", rich_help_panel=_REPORT)] = 0,
+    seed: Annotated[int, typer.Option(metavar="N", help="Which sample is drawn.", rich_help_panel=_HAND_OVER)] = 0,
+    seal: Annotated[
+        bool, typer.Option("--seal", help="Hash all of RUN, add verify.py.", rich_help_panel=_HAND_OVER)
+    ] = False,
+    bag: Annotated[
+        str | None, typer.Option(metavar="DIR", help="Pack RUN into a BagIt bag.", rich_help_panel=_HAND_OVER)
+    ] = None,
+    license_: Annotated[
+        str,
+        typer.Option(
+            "--license", metavar="TEXT", help="Licence the bag states.", rich_help_panel=_HAND_OVER, show_default=False
+        ),
+    ] = "",
+    redact: Annotated[
+        str | None, typer.Option(metavar="DIR", help="Copy RUN without --leave-out.", rich_help_panel=_HAND_OVER)
+    ] = None,
+    leave_out: Annotated[
+        list[str] | None,
+        typer.Option(metavar="WHAT", help="images, paths or prompts; repeatable.", rich_help_panel=_HAND_OVER),
+    ] = None,
+    keep_field: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Row field the copy keeps; repeatable.", rich_help_panel=_HAND_OVER),
+    ] = None,
     as_json: JsonOption = False,
     quiet: QuietOption = 0,
     verbose: VerboseOption = 0,
@@ -107,8 +131,18 @@ def collect(
     from vlmbatch.stages.collect import collect as collect_run
     from vlmbatch.stages.collect_options import CollectOptions
 
-    if report and not write:
-        raise InputError("--report shows the records, and none are written", hint="add --write RUN/merged.jsonl")
+    hand_over = HandOver(
+        report=report,
+        sample=sample,
+        seed=seed,
+        seal=seal,
+        bag=bag,
+        license=license_,
+        redact=redact,
+        leave_out=tuple(leave_out or ()),
+        keep_fields=tuple(keep_field or ()),
+    )
+    hand_over.check(write=write)
     console = Console(quiet, verbose)
     options = CollectOptions(
         write=write,
@@ -130,24 +164,14 @@ def collect(
     )
     with Watch(console, "collecting") as watch:
         result = collect_run(run, results or (), options, on_event=watch.on_event)
-    written = dict(result.written)
-    if report and write:
-        written["--report"] = _report(result, write, console, sample, seed)
     for sentence in result.warnings:
         console.warning(sentence)
-    data = _data(result, written)
+    told = hand_over.carry_out(result, write, console)
+    data = _data(result, told)
     if explain:
         _explain(result, explain, data, as_json=as_json)
         return
-    finish("collect", data, as_json=as_json, text=lambda: _print(result, written), failed=_failed(result))
-
-
-def _report(result: CollectResult, write: str, console: Console, sample: int, seed: int) -> str:
-    from vlmbatch.stages.report import ReportOptions, write_report
-
-    options = ReportOptions(sample=sample, seed=seed)
-    with Watch(console, "drawing the report") as watch:
-        return write_report(result.run, records=write, summary=result.summary, options=options, on_event=watch.on_event)
+    finish("collect", data, as_json=as_json, text=lambda: _print(result, told), failed=_failed(result))
 
 
 def _failed(result: CollectResult) -> CheckFailed | None:
@@ -160,13 +184,14 @@ def _failed(result: CollectResult) -> CheckFailed | None:
     return CheckFailed(f"{len(failed)} of {len(result.checks)} checks do not hold", hint=hint, problems=problems)
 
 
-def _data(result: CollectResult, written: Mapping[str, str]) -> dict[str, Any]:
+def _data(result: CollectResult, told: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     return {
         "run": result.run.path,
         "fingerprint": result.run.fingerprint,
         "summary": result.summary,
         "comparisons": list(result.comparisons),
-        "written": dict(written),
+        "written": dict(result.written),
+        "hand_over": dict(told),
         "warnings": list(result.warnings),
     }
 
@@ -188,7 +213,7 @@ def _explain(result: CollectResult, name: str, data: dict[str, Any], *, as_json:
 # --- for people ----------------------------------------------------------------------------------------------
 
 
-def _print(result: CollectResult, written: Mapping[str, str]) -> None:
+def _print(result: CollectResult, told: Mapping[str, Mapping[str, Any]]) -> None:
     """Say what came of the run, what holds, and what may be done next."""
     summary = result.summary
     if summary["rehearsal"]:
@@ -200,8 +225,9 @@ def _print(result: CollectResult, written: Mapping[str, str]) -> None:
         out(table(("gate", "check", "found", "asked"), rows))
     for comparison in result.comparisons:
         _print_comparison(comparison)
-    for flag, path in written.items():
+    for flag, path in result.written.items():
         out(f"{flag.removeprefix('--')}: {safe(path)}")
+    print_hand_over(told)
     out(f"fingerprint: {result.run.fingerprint}")
     _print_next(result, summary)
 

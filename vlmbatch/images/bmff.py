@@ -120,9 +120,9 @@ def read(data: bytes) -> Header:
     meta = _meta(data, top[b"meta"])
     _check_extents(data, meta)
     width, height = _size(data, meta)
-    told, has_gps = _metadata(data, meta)
-    notes = notes_of((("broken_exif", told.is_broken), ("trailing_bytes", trailing)))
-    return Header(width, height, None, _frames(data), "", told.has_gps or has_gps, notes)
+    told = _metadata(data, meta)
+    notes = notes_of((("broken_exif", "broken_exif" in told.notes), ("trailing_bytes", trailing)))
+    return Header(width, height, None, _frames(data), "", told.has_gps, notes)
 
 
 def _meta(data: bytes, box: Box) -> _Meta:
@@ -219,9 +219,8 @@ def _cropped(size: tuple[int, int], clap: tuple[int, ...]) -> tuple[int, int]:
     return (width, height) if 0 < width <= size[0] and 0 < height <= size[1] else size
 
 
-def _metadata(data: bytes, meta: _Meta) -> tuple[exif.Metadata, bool]:
-    """Return what EXIF says, and whether XMP tells a position."""
-    told, has_gps = exif.NOTHING, False
+def _metadata(data: bytes, meta: _Meta) -> exif.Told:
+    told = exif.Told()
     left = len(data)
     for item, (kind, _) in meta.kinds.items():
         extents = meta.extents.get(item, [])
@@ -230,10 +229,10 @@ def _metadata(data: bytes, meta: _Meta) -> tuple[exif.Metadata, bool]:
             continue
         payload = b"".join(data[start : start + length] for start, length in extents)
         if kind == b"mime":
-            has_gps = has_gps or exif.tells_position(payload)
+            told.take_xmp(payload)
         elif len(payload) > 4:
-            told = exif.read(payload[4 + int.from_bytes(payload[:4], "big") :])
-    return told, has_gps
+            told.take_exif(payload[4 + int.from_bytes(payload[:4], "big") :])
+    return told
 
 
 def _frames(data: bytes) -> int:

@@ -1,13 +1,16 @@
-"""EXIF, read as far as it matters here: which way is up, and whether it tells where the picture was taken.
+"""Metadata, read as far as they matter here: which way is up, and whether they tell where the picture was taken.
 
-The block is a TIFF file in small (Exif 3.0, CIPA DC-008, section 4.5.2). Nothing else of it is looked at, so that
-a maker note gone wrong cannot spoil a good picture.
+An EXIF block is a TIFF file in small (Exif 3.0, CIPA DC-008, section 4.5.2). Nothing else of it is looked at, so
+that a maker note gone wrong cannot spoil a good picture. XMP is searched, not parsed: XML parsers fetch things.
 """
 
 from __future__ import annotations
 
+import re
 import struct
 from typing import Final, NamedTuple
+
+from vlmbatch.images.base import notes_of
 
 ORIENTATION: Final = 0x0112
 GPS_IFD: Final = 0x8825
@@ -18,15 +21,18 @@ TURNED: Final = frozenset(range(2, 9))
 """Orientations that mean something other than "as stored"."""
 
 
+_XMP_TURN: Final = re.compile(rb'tiff:Orientation(?:\s*=\s*["\']|>)\s*[2-8]')
+
+
 class Metadata(NamedTuple):
-    """What metadata say about the picture; ``is_broken`` = they could not be read to the end."""
+    """What an EXIF block says about the picture; ``is_broken`` = it could not be read to the end."""
 
     orientation: int | None = None
     has_gps: bool = False
     is_broken: bool = False
 
 
-NOTHING: Final = Metadata()
+_NOTHING: Final = Metadata()
 _BROKEN: Final = Metadata(is_broken=True)
 
 
@@ -79,9 +85,43 @@ def _number(entry: tuple[int, bytes], order: str) -> int | None:
     return None
 
 
-def tells_position(xmp: bytes) -> bool:
-    """Return whether an XMP packet holds a position: it is searched, not parsed (XML parsers fetch things)."""
-    return b"GPSLatitude" in xmp or b"GPSLongitude" in xmp
+class Told:
+    """What all the metadata of a picture say together, taken in as they come along."""
+
+    __slots__ = ("_exif", "_has_xmp_position", "_has_xmp_turn")
+
+    def __init__(self) -> None:
+        self._exif: Metadata | None = None
+        self._has_xmp_position = False
+        self._has_xmp_turn = False
+
+    def take_exif(self, block: bytes) -> None:
+        """Take in an EXIF block; the first one counts."""
+        if self._exif is None:
+            self._exif = read(block)
+
+    def take_xmp(self, packet: bytes) -> None:
+        """Take in an XMP packet, or a part of one."""
+        self._has_xmp_position |= b"GPSLatitude" in packet or b"GPSLongitude" in packet
+        self._has_xmp_turn |= _XMP_TURN.search(packet) is not None
+
+    @property
+    def orientation(self) -> int | None:
+        """The EXIF orientation as stored. That of XMP is none: browsers ignore it, and it is often left over."""
+        return (self._exif or _NOTHING).orientation
+
+    @property
+    def has_gps(self) -> bool:
+        """Whether a position is told anywhere."""
+        return (self._exif or _NOTHING).has_gps or self._has_xmp_position
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """``broken_exif``; ``xmp_orientation``: a turn that only some programs (Pillow among them) make."""
+        is_broken = (self._exif or _NOTHING).is_broken
+        return notes_of(
+            (("broken_exif", is_broken), ("xmp_orientation", self._has_xmp_turn and self.orientation is None))
+        )
 
 
 def only_orientation(orientation: int) -> bytes:

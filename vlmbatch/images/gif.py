@@ -36,18 +36,18 @@ def read(data: bytes) -> Header:
     """
     size: tuple[int, int] | None = None
     frames = end = 0
-    has_gps = False
+    meta = exif.Told()
     for block in _blocks(data):
         if block.kind == _IMAGE:
             frames += 1
             size = size or _size(data, block)
         elif block.label == _APPLICATION and data.startswith(_XMP, block.body):
-            has_gps = has_gps or exif.tells_position(data[block.body : block.end])
+            meta.take_xmp(data[block.body : block.end])
         end = block.end
     if size is None:
         raise damaged("no pixels")
-    notes = notes_of((("trailing_bytes", end < len(data)),))
-    return Header(*size, None, frames, "P", has_gps, notes)
+    notes = meta.notes + notes_of((("trailing_bytes", end < len(data)),))
+    return Header(*size, None, frames, "P", meta.has_gps, notes)
 
 
 def _size(data: bytes, first: _Block) -> tuple[int, int]:

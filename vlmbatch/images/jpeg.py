@@ -68,27 +68,19 @@ def read(data: bytes) -> Header:
     frame, meta = told.frame, told.meta
     if frame is None:
         raise damaged("the pixels start before a frame header")
-    end = _end(data, segment)
-    notes = notes_of(
-        (
-            ("broken_exif", meta.is_broken),
-            ("second_picture", told.has_second),
-            ("trailing_bytes", end < len(data) and not told.has_second),
-        )
-    )
-    mode = _MODES[len(frame.sampling)]
-    return Header(frame.width, frame.height, meta.orientation, 1, mode, meta.has_gps or told.has_gps, notes)
+    has_trailing = _end(data, segment) < len(data) and not told.has_second
+    notes = meta.notes + notes_of((("second_picture", told.has_second), ("trailing_bytes", has_trailing)))
+    return Header(frame.width, frame.height, meta.orientation, 1, _MODES[len(frame.sampling)], meta.has_gps, notes)
 
 
 class _Told:
     """What the segments before the pixels have told so far."""
 
-    __slots__ = ("frame", "has_gps", "has_second", "meta")
+    __slots__ = ("frame", "has_second", "meta")
 
     def __init__(self) -> None:
         self.frame: _Frame | None = None
-        self.meta = exif.NOTHING
-        self.has_gps = False
+        self.meta = exif.Told()
         self.has_second = False
 
     def take(self, data: bytes, segment: _Segment) -> None:
@@ -96,10 +88,10 @@ class _Told:
         marker = segment.marker
         if marker == _APP1:
             payload = data[segment.body : segment.end]
-            if payload.startswith(_EXIF) and self.meta is exif.NOTHING:
-                self.meta = exif.read(payload)
+            if payload.startswith(_EXIF):
+                self.meta.take_exif(payload)
             elif payload.startswith(_XMP):
-                self.has_gps = self.has_gps or exif.tells_position(payload)
+                self.meta.take_xmp(payload)
         elif marker == _APP2:
             self.has_second = self.has_second or data.startswith(b"MPF\x00", segment.body)
         elif marker in _FRAMES:

@@ -93,11 +93,9 @@ def read(data: bytes) -> Header:
     if shape.colour == 3 and b"PLTE" not in seen:
         raise damaged("the palette is missing")
     meta = state.meta()
-    notes = notes_of((("broken_exif", meta.is_broken), ("trailing_bytes", end < len(data))))
+    notes = meta.notes + notes_of((("trailing_bytes", end < len(data)),))
     mode = _MODES[shape.colour, shape.depth]
-    return Header(
-        shape.width, shape.height, meta.orientation, max(1, state.frames), mode, meta.has_gps or state.has_gps, notes
-    )
+    return Header(shape.width, shape.height, meta.orientation, max(1, state.frames), mode, meta.has_gps, notes)
 
 
 def _shape(data: bytes) -> _Shape:
@@ -135,20 +133,21 @@ class _State:
 
     def __init__(self) -> None:
         self.frames = 0
-        self.has_gps = False
-        self._exif = exif.NOTHING
-        self._raw_exif = exif.NOTHING
+        self._meta = exif.Told()
+        self._raw_exif: bytes | None = None
         self._has_first_frame = False
         self._text_bytes = 0
 
-    def meta(self) -> exif.Metadata:
-        """Return what EXIF says; a chunk of its own goes before the older way of hiding it in text."""
-        return self._raw_exif if self._exif is exif.NOTHING else self._exif
+    def meta(self) -> exif.Told:
+        """Return what the metadata say, at the end; an EXIF chunk goes before the older way of hiding it in text."""
+        if self._raw_exif is not None:
+            self._meta.take_exif(self._raw_exif)
+        return self._meta
 
     def take(self, kind: bytes, body: bytes, shape: _Shape, *, is_before_pixels: bool) -> None:
         """Take note of one chunk."""
         if kind == b"eXIf":
-            self._exif = exif.read(body)
+            self._meta.take_exif(body)
         elif kind in _TEXTS:
             self._take_text(kind, body)
         elif kind == b"acTL" and is_before_pixels:
@@ -166,7 +165,7 @@ class _State:
         if self._text_bytes > TEXT_MAX_TOTAL_BYTES:
             raise ImageError("bomb", f"its texts unfold to more than {TEXT_MAX_TOTAL_BYTES:,} bytes")
         if keyword == b"XML:com.adobe.xmp":
-            self.has_gps = self.has_gps or exif.tells_position(text)
+            self._meta.take_xmp(text)
         elif kind != b"iCCP" and body.startswith(_RAW_PROFILES):
             self._raw_exif = _raw_exif(text)
 
@@ -196,13 +195,13 @@ def _unfolded(kind: bytes, packed: bytes) -> bytes:
     return text
 
 
-def _raw_exif(text: bytes) -> exif.Metadata:
-    """Read EXIF as ImageMagick writes it into text: a name, a length, then hexadecimal lines."""
+def _raw_exif(text: bytes) -> bytes:
+    """Return EXIF as ImageMagick writes it into text: a name, a length, then hexadecimal lines."""
     lines = text.strip().split(b"\n")
     try:
-        return exif.read(bytes.fromhex(b"".join(lines[2:]).decode("ascii")))
+        return bytes.fromhex(b"".join(lines[2:]).decode("ascii"))
     except ValueError:
-        return exif.Metadata(is_broken=True)
+        return b""  # which is broken EXIF
 
 
 def check_rows(data: bytes) -> None:

@@ -6,7 +6,7 @@ import struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from vlmbatch.images import exif
-from vlmbatch.images.base import MAX_PIXELS, Header, ImageError, damaged, notes_of, truncated
+from vlmbatch.images.base import MAX_PIXELS, Header, ImageError, damaged, truncated
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -106,11 +106,12 @@ def read(data: bytes) -> Header:
         _check_values(data, layout, page)
         _check_places(data, layout, page)
     width, height = (_number(data, layout, first, tag, 0) for tag in (_WIDTH, _HEIGHT))
-    meta = exif.NOTHING if layout.is_big else exif.read(data)
-    xmp = first.get(_XMP)
-    has_gps = meta.has_gps or (xmp is not None and exif.tells_position(_bytes(data, layout, xmp)))
-    notes = notes_of((("broken_exif", meta.is_broken),))
-    return Header(width, height, meta.orientation, len(pages), "", has_gps, notes)
+    meta = exif.Told()
+    if not layout.is_big:
+        meta.take_exif(data)  # an EXIF block is a TIFF file, and the other way round
+    if _XMP in first:
+        meta.take_xmp(_bytes(data, layout, first[_XMP]))
+    return Header(width, height, meta.orientation, len(pages), "", meta.has_gps, meta.notes)
 
 
 def _layout(data: bytes) -> _Layout:

@@ -32,23 +32,22 @@ def read(data: bytes) -> Header:
     end = _end(data)
     first: _Chunk | None = None
     counts = dict.fromkeys(_PICTURES, 0)
-    meta = exif.NOTHING
-    has_gps = False
+    meta = exif.Told()
     for chunk in _chunks(data, end):
         first = first or chunk
         if chunk.kind in counts:
             counts[chunk.kind] += 1
-        elif chunk.kind == b"EXIF" and meta is exif.NOTHING:
-            meta = exif.read(data[chunk.body : chunk.end])
+        elif chunk.kind == b"EXIF":
+            meta.take_exif(data[chunk.body : chunk.end])
         elif chunk.kind == b"XMP ":
-            has_gps = exif.tells_position(data[chunk.body : chunk.end])
+            meta.take_xmp(data[chunk.body : chunk.end])
     if first is None or not any(counts.values()):
         raise damaged("no pixels")
     width, height, has_alpha, is_animated = _canvas(data, first)
-    notes = notes_of((("broken_exif", meta.is_broken), ("trailing_bytes", end < len(data))))
+    notes = meta.notes + notes_of((("trailing_bytes", end < len(data)),))
     frames = max(1, counts[b"ANMF"]) if is_animated else 1
     mode = "RGBA" if has_alpha else "RGB"
-    return Header(width, height, meta.orientation, frames, mode, meta.has_gps or has_gps, notes)
+    return Header(width, height, meta.orientation, frames, mode, meta.has_gps, notes)
 
 
 def _end(data: bytes) -> int:

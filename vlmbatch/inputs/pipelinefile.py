@@ -22,6 +22,7 @@ from vlmbatch.inputs.base import describe
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+_SHOWN = 200
 _MAX_NODES = 100_000
 """Values in a pipeline file: aliases of aliases can make billions of a few lines."""
 
@@ -125,7 +126,7 @@ def _explain(error: jsonschema.ValidationError) -> Iterator[Problem]:
     elif error.validator == "anyOf" and "description" in rule:
         yield Problem("bad_value", f"{describe(instance)}: {rule['description']}", place)
     else:
-        yield Problem("bad_value", describe(error.message, limit=160).strip("'\""), place)
+        yield Problem("bad_value", _shortened(error.message), place)
 
 
 def _unknown(key: str, place: str, known: list[str], refused: dict[str, str]) -> Problem:
@@ -143,6 +144,10 @@ def _not_among(value: Any, place: str, known: list[Any], refused: dict[str, str]
     near = difflib.get_close_matches(str(value).lower(), same, n=1, cutoff=0.5)
     hint = f"did you mean {same[near[0]]!r}?" if near else f"known here: {', '.join(map(str, known))}"
     return Problem("bad_value", f"{describe(value)} is not known; {hint}", place)
+
+
+def _shortened(message: str) -> str:
+    return message if len(message) <= _SHOWN else f"{message[:_SHOWN]}…"
 
 
 def _dotted(path: Any) -> str:

@@ -125,41 +125,53 @@ class JsonArray:
 
     def rows(self) -> Iterator[Row]:
         """Yield the elements (see :class:`Table`)."""
-        lines = self._file.lines()
-        number, start = 0, b""
-        for number, start in enumerate(lines, start=1):  # noqa: B007  (the first line that is not blank)
+        pieces = self._file.pieces()
+        start = b""
+        for piece in pieces:
+            start += piece
             if start.strip(_WHITE):
                 break
         if start.lstrip(_WHITE).startswith(b"["):
-            yield from _ArrayWalk(self.name, start, number, lines).elements()
-        elif start.strip(_WHITE):
-            yield from self._as_lines(start, number, lines)
+            yield from _ArrayWalk(self.name, start, pieces).elements()
+        else:
+            yield from self._as_lines(_in_lines(start, pieces))
 
-    def _as_lines(self, first: bytes, number: int, rest: Iterator[bytes]) -> Iterator[Row]:
-        row = json_row(number, first)
-        if row.fault and row.fault.code == "bad_json":
-            raise InputError(
-                f"{self.name}: neither a JSON array nor one object a line (line {number}: {row.fault})",
-                hint="write the rows as [{…}, {…}], or one {…} a line",
-            )
-        yield row
-        for later, line in enumerate(rest, start=number + 1):
-            if line.strip(_WHITE):
-                yield json_row(later, line)
+    def _as_lines(self, lines: Iterator[bytes]) -> Iterator[Row]:
+        is_first = True
+        for number, line in enumerate(lines, start=1):
+            if not line.strip(_WHITE):
+                continue
+            row = json_row(number, line)
+            if is_first and row.fault and row.fault.code == "bad_json":
+                raise InputError(
+                    f"{self.name}: neither a JSON array nor one object a line (line {number}: {row.fault})",
+                    hint="write the rows as [{…}, {…}], or one {…} a line",
+                )
+            is_first = False
+            yield row
+
+
+def _in_lines(start: bytes, pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """Yield the lines of some pieces, without their ends."""
+    rest = start
+    for piece in pieces:
+        *whole, rest = rest.split(b"\n")
+        yield from whole
+        rest += piece
+    yield from rest.split(b"\n")
 
 
 class _ArrayWalk:
     """Finds where the elements of an array begin and end, by quotes and brackets alone, piece by piece."""
 
     _TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|["\[\]{},]', re.DOTALL)
-    _PIECE = 1 << 16
 
-    def __init__(self, name: str, start: bytes, line: int, rest: Iterator[bytes]) -> None:
+    def __init__(self, name: str, start: bytes, rest: Iterator[bytes]) -> None:
         self._name = name
         self._rest = rest
-        self._line = line
         self._buffer = start
         self._at = start.index(b"[") + 1
+        self._line = 1 + start.count(b"\n", 0, self._at)
 
     def elements(self) -> Iterator[Row]:
         """Yield one row per element.
@@ -204,11 +216,10 @@ class _ArrayWalk:
     def _read_more(self, scan: int) -> int:
         """Drop what is done, read on; return where scanning goes on in the new buffer."""
         pieces = [self._buffer[self._at :]]
-        wanted = max(self._PIECE, len(pieces[0]))  # an open string is scanned again: doubling keeps that linear
-        got = 0
-        for line in self._rest:
-            pieces.append(line)
-            got += len(line)
+        wanted, got = len(pieces[0]), 0  # an open string is scanned again: doubling keeps that linear
+        for piece in self._rest:
+            pieces.append(piece)
+            got += len(piece)
             if got >= wanted:
                 break
         if not got:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 _CHUNK = 1 << 20
+_PIECE = 1 << 16
 _MARKS = (
     (codecs.BOM_UTF32_LE, "utf-32"),  # before UTF-16, whose mark it begins with
     (codecs.BOM_UTF32_BE, "utf-32"),
@@ -102,6 +103,20 @@ class TextFile:
             return
         for number, raw in enumerate(self._bytes):
             yield raw.removeprefix(codecs.BOM_UTF8) if number == 0 else raw
+
+    def pieces(self) -> Iterator[bytes]:
+        """Yield the file in UTF-8, the byte order mark not, in pieces that may end anywhere between characters' bytes.
+
+        Raises:
+            InputError: The file is not in its encoding.
+        """
+        if self._encoding != _UTF8:
+            yield from self.lines()
+            return
+        is_first = True
+        while piece := self._bytes.read(_PIECE):
+            yield piece.removeprefix(codecs.BOM_UTF8) if is_first else piece
+            is_first = False
 
     def text_lines(self) -> Iterator[str]:
         """Yield the lines as text, line ends included, the byte order mark not.

@@ -179,7 +179,8 @@ def _explained(reading: Reading, answer: Answer, body_bytes: int) -> ErrorInfo:
 def attempt_line(job: Job, outcome: Outcome, *, rehearsal: bool, is_final: bool, error_note: str) -> bytes:
     """Return the line of results/ for a row that ended, without its newline.
 
-    The provider's JSON is spliced in as it came, last, so that whoever needs the head alone need not read it.
+    The provider's JSON is spliced in as it came. ``answered`` stands last: a line that ends in it is whole, so resume
+    need not parse it.
 
     Args:
         job: The row.
@@ -213,6 +214,8 @@ def attempt_line(job: Job, outcome: Outcome, *, rehearsal: bool, is_final: bool,
         endpoint.is_announced = True
         line["session"] = endpoint.session
     line.update(_response(outcome))
+    if outcome.is_answer and not rehearsal:
+        line["answered"] = True
     return jsonl.dumps(line)
 
 

@@ -16,7 +16,8 @@ import math
 import random
 from bisect import bisect_right
 from dataclasses import dataclass
-from operator import mul
+from functools import lru_cache
+from operator import itemgetter, mul
 from statistics import NormalDist, fmean
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -227,17 +228,23 @@ def _studentised(values: Sequence[float]) -> list[float]:
     A resample in which the few large rows happen to be missing has next to no scatter of its own; its variance counts
     as one n-th of the sample's at least. (For one odd row in n this gives the exact binomial bound, nearly.)
     """
-    rng = random.Random(_SEED)  # noqa: S311  (statistics: the same sample gives the same interval)
     n, mean = len(values), fmean(values)
     centred = [value - mean for value in values]
     floor = _variance(values) / n
     found = []
-    for _ in range(_RESAMPLES):
-        drawn = rng.choices(centred, k=n)
+    for draw in _draws(n):
+        drawn = draw(centred)
         shift = sum(drawn) / n
         variance = max(floor, sum(map(mul, drawn, drawn)) / n - shift * shift)
         found.append(shift / math.sqrt(variance / (n - 1)))
     return sorted(found)
+
+
+@lru_cache(maxsize=4)
+def _draws(n: int) -> list[itemgetter[tuple[float, ...]]]:
+    """Return resamplings of n values, the same ones for every sample of that size."""
+    rng = random.Random(_SEED)  # noqa: S311  (statistics: the same sample gives the same interval)
+    return [itemgetter(*rng.choices(range(n), k=n)) for _ in range(_RESAMPLES)]
 
 
 def _variance(values: Sequence[float]) -> float:

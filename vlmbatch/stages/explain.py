@@ -13,17 +13,18 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from vlmbatch import jsonl, rundir
 from vlmbatch.errors import InputError
 from vlmbatch.records import MODEL_ANSWERS, Status
-from vlmbatch.stages.overlay import CHANNELS, TOKENS
-from vlmbatch.stages.summary import AT_CAP
+from vlmbatch.stages.overlay import CHANNELS, OTHERS, TOKENS
+from vlmbatch.stages.summary import AT_CAP, CAP_SHARE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
 _ATTEMPTS: Final = "inputs | select(.source_file) | ., .superseded[]"
-_LINES: Final = "inputs | fromjson? | objects | select(.custom_id // .key)"
+_HAS_ID: Final = "select(.custom_id // .key)"
+_LINES: Final = f"inputs | fromjson? | objects | {_HAS_ID}"
 _SHARES: Final = {"p50": 50, "p90": 90, "p95": 95, "p99": 99, "max": 100}
 _RATES: Final = """
-([$e[] | with_entries(.value |= (tonumber? // .))
+([$e[] | map_values(if type == "string" and test("^[0-9.]+$") then tonumber else . end)
   | select((.price_in_usd_per_mtok and .price_out_usd_per_mtok)
         or (.price_batch_in_usd_per_mtok and .price_batch_out_usd_per_mtok))] | last) as $p
 | $p.price_in_usd_per_mtok as $in | $p.price_out_usd_per_mtok as $out
@@ -68,7 +69,7 @@ def explain(summary: Mapping[str, Any], name: str) -> tuple[Any, Query]:
 def queries(summary: Mapping[str, Any]) -> dict[str, tuple[Any, Query]]:
     """Return every number of the summary with its query, by its path."""
     merged = (summary["merged"] or {}).get("file") or rundir.MERGED
-    groups = (_of_records, _of_attempts, _of_money, _of_spread, _of_names, _of_results, _of_files)
+    groups = (_of_records, _of_attempts, _of_money, _of_spread, _of_names, _of_reasons, _of_results, _of_files)
     return {name: (value, query) for group in groups for name, value, query in group(summary, merged)}
 
 
@@ -160,6 +161,11 @@ def _of_money(summary: Mapping[str, Any], merged: str) -> Iterator[tuple[str, An
 
 def _of_spread(summary: Mapping[str, Any], merged: str) -> Iterator[tuple[str, Any, Query]]:
     """Yield percentiles by nearest rank."""
+    told = summary["output_tokens"]
+    if len(told["limits"]) == 1:
+        close = _count(f"inputs | .usage.output_tokens | numbers | select(. >= {CAP_SHARE} * {told['limits'][0]})")
+        query = Query(f"records whose output tokens came to {CAP_SHARE:.0%} of the limit", _jq(close, merged))
+        yield "output_tokens.near_limit", told["near_limit"], query
     streams = {
         "latency_s": 'inputs | select(.channel == "realtime") | .latency_s | numbers',
         "output_tokens": "inputs | .usage.output_tokens | numbers",
@@ -181,6 +187,15 @@ def _of_names(summary: Mapping[str, Any], merged: str) -> Iterator[tuple[str, An
     for code, count in summary["notes"].items():
         which = f"inputs | select(.notes | index({_text(code)}))"
         yield f"notes.{code}", count, Query("records with this note", _jq(_count(which), merged))
+
+
+def _of_reasons(summary: Mapping[str, Any], merged: str) -> Iterator[tuple[str, Any, Query]]:
+    """Yield how often rows are not ok for one and the same reason."""
+    for number, cause in enumerate(summary["reasons"]):
+        which = f'{_is([cause["status"]])} and (.reason // "") == {_text(cause["reason"])}'
+        if cause["reason"] != OTHERS:
+            query = Query("records with this status and reason", _jq(_count(f"inputs | select({which})"), merged))
+            yield f"reasons.{number}.count", cause["count"], query
 
 
 def _of_results(summary: Mapping[str, Any], _: str) -> Iterator[tuple[str, Any, Query]]:
@@ -210,9 +225,17 @@ def _of_files(summary: Mapping[str, Any], _: str) -> Iterator[tuple[str, Any, Qu
         yield f"{place}.sha256", file["sha256"], Query("SHA-256 of the file", f"sha256sum < {name} | cut -d ' ' -f 1")
         yield f"{place}.bytes", file["bytes"], Query("its length", f"wc -c < {name}")
     for place, file in refs:
-        readable = "[fromjson? | objects | select(.custom_id // .key)]"
-        damaged = f'inputs | select(test("[^ \\\\t\\\\r]")) | {readable} | select(. == [])'
-        query = Query("lines that hold no attempt", _jq(_count(damaged), file["file"], options="-nR"))
-        yield f"{place}.torn_lines", file["torn_lines"], query
+        other = "false" if summary["rehearsal"] else "true"
+        blank = 'inputs | select(test("[^ \\\\t\\\\r]"))'
+        for key, words, stream in (
+            ("records", "lines that hold an attempt", _LINES),
+            (
+                "left_out",
+                "attempts of the other kind",
+                f"{_LINES} | select((.rehearsal // false) == {other})",
+            ),
+            ("torn_lines", "lines that hold none", f"{blank} | [fromjson? | objects | {_HAS_ID}] | select(. == [])"),
+        ):
+            yield f"{place}.{key}", file[key], Query(words, _jq(_count(stream), file["file"], options="-nR"))
     if merged:
         yield "merged.records", merged["records"], Query("its lines", f"wc -l < {shlex.quote(merged['file'])}")

@@ -180,7 +180,7 @@ def our_cells(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class CsvSink:
-    """A CSV file: quoted as in RFC 4180, UTF-8, a bare line feed behind each record.
+    """A CSV file in UTF-8, quoted and ended as RFC 4180 has it, one record after the other.
 
     Text stands as it came, so a cell may begin with a character that spreadsheets take for a formula; such cells
     are counted. With ``is_safe`` an apostrophe is put before them, which changes the text, so it has to be asked for.
@@ -192,7 +192,7 @@ class CsvSink:
     def __init__(self, file: BinaryIO, columns: Sequence[Column], *, is_safe: bool = False) -> None:
         # A lone surrogate has no UTF-8 form: it stands as a backslash escape.
         self._text = io.TextIOWrapper(file, encoding="utf-8", errors="backslashreplace", newline="")
-        self._writer = csv.writer(self._text, lineterminator="\n")
+        self._writer = csv.writer(self._text)
         self._columns = columns
         self._is_safe = is_safe
         self.formulas = 0

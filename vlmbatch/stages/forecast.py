@@ -212,7 +212,7 @@ def _calibration(
         formula_ratio=sum(used.values()) / sum(expected.values()) if sum(expected.values()) else None,
         rows_apart=sum(abs(used[name] - want) >= APART * want for name, want in expected.items()),
         size_ratio=sum(rows[name].image_tokens for name in billed) / len(billed) / size if size else 1.0,
-        unseen_share=calibrate.unseen_share(len(billed)),
+        unseen_share=calibrate.unseen_share(len(billed)) if left else 0.0,
         rows_per_s=sample.rows_per_s,
         wall_time_s=left / sample.rows_per_s if sample.rows_per_s else None,
     )
@@ -261,7 +261,7 @@ def remarks(calibration: Calibration) -> list[str]:
         )
     elif one.rows_apart:
         said.append(f"formula and measured input are {APART:.0%} or more apart on {one.rows_apart:,} row(s)")
-    if one.billed < FEW:
+    if one.billed < FEW and one.unseen_share:
         said.append(f"only {one.billed:,} measured row(s): below {FEW} a long tail may move every figure here")
     if abs(one.size_ratio - 1) >= APART:
         said.append(

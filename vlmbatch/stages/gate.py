@@ -52,7 +52,7 @@ _OPERATORS: Final[dict[str, Callable[[Any, Any], bool]]] = {
 }
 _ABSENT: Final = object()
 _SIDE_STEP_PX: Final = 64
-_CONDITION = re.compile(r"\s*(.+?)\s*(<=|>=|==|!=|=|<|>)\s*(\d+(?:\.\d+)?)\s*(%?)\s*")
+_CONDITION = re.compile(r"\s*([^<>=!%]+?)\s*(<=|>=|==|!=|=|<|>)\s*(\d+(?:\.\d+)?)\s*(%?)\s*")
 
 
 class Condition(NamedTuple):
@@ -171,19 +171,18 @@ def _check(name: str, condition: Condition, figure: Figure | None) -> Check:
 def _figure(condition: Condition, figures: Mapping[str, Figure], summary: Mapping[str, Any]) -> Figure | None:
     metric = condition.metric
     figure = figures.get(metric)
-    if figure is None:
-        node: Any = summary
-        for key in metric.split("."):
-            node = node.get(key, _ABSENT) if isinstance(node, dict) else _ABSENT
-        figure = _as_figure(node)
-        if node is None:
-            return None
-    if figure is None:
+    if figure is not None and (figure.of is not None or not condition.is_share):
+        return figure
+    node: Any = summary
+    for key in metric.split("."):
+        node = node.get(key, _ABSENT) if isinstance(node, dict) else _ABSENT
+    figure = figure or _as_figure(node)
+    if figure is None and node is not None:
         raise InputError(
             f"{metric!r} is not a number that can be asked for",
             hint=f"use {', '.join(figures)}, or a path in summary.json",
         )
-    if condition.is_share and figure.of is None:
+    if condition.is_share:
         raise InputError(f"{metric!r} is no share of anything", hint="leave the % away")
     return figure
 

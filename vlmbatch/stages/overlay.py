@@ -34,7 +34,8 @@ _OUTPUT_KEY = b',"output":"'
 _ROW_KEY = b',"row":'
 _HASH_BYTES = 32
 _MANY = 65_536
-_OTHERS = "(others)"
+OTHERS: Final = "(others)"
+"""Label of whatever comes when there are too many different ones."""
 _MOST_TOKENS = 1 << 62
 
 
@@ -166,8 +167,8 @@ class Overlay:
         number = self._numbers.get(kind)
         if number is None:
             whole = Kind(*kind)
-            if len(self.kinds) >= _MANY and whole.label not in {"", _OTHERS}:
-                return self.kind_number(whole._replace(label=_OTHERS))
+            if len(self.kinds) >= _MANY and whole.label not in {"", OTHERS}:
+                return self.kind_number(whole._replace(label=OTHERS))
             number = self._numbers[kind] = len(self.kinds)
             self.kinds.append(whole)
         return number

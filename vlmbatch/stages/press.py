@@ -243,4 +243,5 @@ class Press:
     def warnings(self) -> list[str]:
         """Return one sentence for each odd thing that was noticed, with its count."""
         noticed = self._noticed
-        return [f"{noticed[code]:,} {sentence}" for code, sentence in {**_SENTENCES, **limits.SENTENCES}.items() if noticed[code]]
+        sentences = {**_SENTENCES, **limits.SENTENCES}
+        return [f"{noticed[code]:,} {sentence}" for code, sentence in sentences.items() if noticed[code]]

@@ -70,7 +70,16 @@ def _send_realtime(task: Task, name: str | None, key: str | None) -> RunResult:
     return send(task, name, key)
 
 
-_CHANNELS: dict[str, Callable[[Task, str | None, str | None], RunResult]] = {"realtime": _send_realtime}
+def _send_batches(task: Task, _name: str | None, key: str | None) -> RunResult:
+    from vlmbatch.stages.batching import send
+
+    return send(task, key, task.options.batch)
+
+
+_CHANNELS: dict[str, Callable[[Task, str | None, str | None], RunResult]] = {
+    "realtime": _send_realtime,
+    "batch": _send_batches,
+}
 """How rows are sent, by ``--channel``: given the task, the results file's name, and the key."""
 
 

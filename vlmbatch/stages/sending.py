@@ -125,6 +125,7 @@ class _Session:
     def __init__(self, task: Task, name: str, key: str | None) -> None:
         self._task = task
         self._results = f"{RESULTS}/{name}"
+        self._key = key
         self._headers = task.provider.headers(key, task.run.info["request"].get("headers") or {})
 
     async def run(self, places: list[Endpoint]) -> RunResult:
@@ -134,7 +135,7 @@ class _Session:
             places, options.policy, rpm=options.rpm, tpm=options.tpm, delay_s=options.rate_limit_delay_s
         )
         spent_before = task.budget.spent_usd
-        async with Transport(trust_env=not options.rehearsal) as transport:
+        async with Transport(trust_env=not options.rehearsal, secret=self._key) as transport:
             if not options.rehearsal:
                 await health.look(
                     endpoints, transport, task.provider, self._headers, task.run.info["model"], task.warn

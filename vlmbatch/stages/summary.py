@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from vlmbatch import __version__, jsonl, prices, rundir
 from vlmbatch.records import ESTIMATE_SCHEMA, MODEL_ANSWERS, SUMMARY_SCHEMA, Status
@@ -29,7 +29,8 @@ AT_CAP = (Status.TRUNCATED, Status.EMPTY_AT_CAP)
 
 _SHOWN_REASONS = 20
 _SHARES = {"p50": 50, "p90": 90, "p95": 95, "p99": 99, "max": 100}
-_CAP_SHARE = 0.95
+CAP_SHARE: Final = 0.95
+"""From this part of its limit on an output counts as near it."""
 _ROUTES = {True: "direct", False: "relay", None: "unknown"}
 
 
@@ -238,7 +239,7 @@ def _output_tokens(read: Read, asked: Sequence[Asked]) -> dict[str, Any]:
     """Return the output tokens of the attempts that won, and how many came to 95 % of their limit."""
     overlay, ledger = read.overlay, read.ledger
     column = overlay.output_tokens
-    near = [None if one.max_tokens is None else _CAP_SHARE * one.max_tokens for one in asked]
+    near = [None if one.max_tokens is None else CAP_SHARE * one.max_tokens for one in asked]
     close = 0
     for row, output in zip(overlay.winner, ledger.output_of, strict=True):
         bound = near[output]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from vlmbatch import attempts, journal, jsonl, resume, rundir
+from vlmbatch.batch.base import BatchOptions
 from vlmbatch.errors import CheckFailed, InputError, Interrupted, VlmbatchError
 from vlmbatch.prices import Prices
 from vlmbatch.realtime.budget import Budget
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from decimal import Decimal
 
     from vlmbatch.attempts import Outcome
+    from vlmbatch.batch.base import BatchResult
     from vlmbatch.prices import Rates
     from vlmbatch.providers.base import Provider
     from vlmbatch.records import Reading
@@ -30,7 +32,8 @@ class RunOptions:
     """What run is asked to do. The key is no option: it is handed over beside them and kept nowhere.
 
     Attributes:
-        channel: ``realtime`` (one by one).
+        channel: ``realtime`` (one by one) or ``batch`` (jobs of the provider's batch API).
+        batch: How jobs are sent and watched; address, key and what follows from the rest are filled in.
         base_urls: Where to send; empty = the provider's own address.
         concurrency: Open requests per endpoint, at most.
         limit: Send a sample of so many rows, spread evenly over the whole run, the same every time.
@@ -55,6 +58,7 @@ class RunOptions:
     """
 
     channel: str = "realtime"
+    batch: BatchOptions = field(default_factory=BatchOptions)
     base_urls: tuple[str, ...] = ()
     concurrency: int = 32
     limit: int | None = None
@@ -103,6 +107,7 @@ class RunResult:
         lost_lines: Attempts that could not be written.
         pending: The file that was written instead of sending, None where rows were sent.
         to_send: Rows that were still to be sent when it began.
+        batch: What became of the batch jobs, None for the other channel.
     """
 
     results: str | None = None
@@ -125,6 +130,7 @@ class RunResult:
     lost_lines: int = 0
     pending: str | None = None
     to_send: int = 0
+    batch: BatchResult | None = None
 
     @property
     def answers(self) -> int:

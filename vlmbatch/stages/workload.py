@@ -28,6 +28,7 @@ BYTES_PER_TEXT_TOKEN = 3
 
 _LARGEST = 5
 _EVERY = 8192
+_STEP_PX = 16
 _MOST_LINES = 1000
 
 _PROSE = frozenset({"text", "content", "system", "instructions", "input"})
@@ -79,8 +80,9 @@ def _walk(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _image_bytes(entry: Entry) -> int:
-    """Return how many bytes of a body are base64 of its images."""
-    return sum(((image.get("sent") or image)["bytes"] + 2) // 3 * 4 for image in entry.images if "file_id" not in image)
+    """Return how many bytes of a body are its images: base64, and the media type's name."""
+    sent = [image.get("sent") or image for image in entry.images if "file_id" not in image]
+    return sum((image["bytes"] + 2) // 3 * 4 + len(image["media_type"]) for image in sent)
 
 
 # --- the ruler: tokens by size, each size counted once ---------------------------------------------------------
@@ -91,8 +93,10 @@ class Ruler:
 
     Attributes:
         scheme: How images are counted, None where nobody knows.
-        refused: Sizes that the model's own processor refuses, with the reason.
+        known: Tokens of the sizes that were counted so far.
+        odd: Sizes of which there is more to say: unknown ones, refused ones, and all of them without a scheme.
         bounds: Least and most tokens by size; filled only where there is no scheme.
+        refused: Sizes that the model's own processor refuses.
     """
 
     def __init__(
@@ -104,22 +108,39 @@ class Ruler:
         fixed_tokens: int = tokens.DEFAULT_FIXED_TOKENS,
     ) -> None:
         self.scheme = scheme
-        self._fixed = fixed_tokens
-        self.refused: dict[tuple[int, int], str] = {}
+        self.known: dict[tuple[int, int], int] = {}
+        self.odd: set[tuple[int, int]] = set()
         self.bounds: dict[tuple[int, int], tokens.Spread] = {}
+        self.refused: set[tuple[int, int]] = set()
+        self._fixed = fixed_tokens
         self._settings = [] if scheme else tokens.settings(table, family)
+        self._spreads: dict[tuple[int, int], tokens.Spread] = {}
 
     def count(self, size: tuple[int, int]) -> int:
-        """Return the tokens of an image of some width and height in pixels; 0 = unknown."""
+        """Return the tokens of an image of some width and height in pixels; a side of 0 = nobody knows it."""
+        counted = self._bound(size) if self.scheme is None else self._count(self.scheme, size)
+        self.known[size] = counted
+        return counted
+
+    def _count(self, scheme: tokens.Scheme, size: tuple[int, int]) -> int:
         width, height = (side or None for side in size)
-        if self.scheme is None:
-            known = tokens.spread(width, height, settings=self._settings)
-            self.bounds[size] = bounds = known if known.high else tokens.Spread(self._fixed, self._fixed)
-            return (bounds.low + bounds.high) // 2
-        counted = self.scheme.count(width, height)
+        counted = scheme.count(width, height)
         if counted.refused:
-            self.refused[size] = counted.refused
+            self.refused.add(size)
+        if counted.refused or not all(size):
+            self.odd.add(size)
         return counted.tokens
+
+    def _bound(self, size: tuple[int, int]) -> int:
+        """Ask every rule, in steps of some pixels: a range over all of them is no finer than that."""
+        width, height = (-(-side // _STEP_PX) * _STEP_PX for side in size)
+        bounds = self._spreads.get((width, height))
+        if bounds is None:
+            known = tokens.spread(width or None, height or None, settings=self._settings)
+            bounds = self._spreads[width, height] = known if known.high else tokens.Spread(self._fixed, self._fixed)
+        self.odd.add(size)
+        self.bounds[size] = bounds
+        return (bounds.low + bounds.high) // 2
 
 
 # --- the pass ------------------------------------------------------------------------------------------------------
@@ -269,34 +290,47 @@ def survey(
         IntegrityError: A line of the manifest is damaged.
     """
     load = Workload(over=_over(run, limit))
-    known: dict[tuple[int, int], int] = {}
+    count_image, odd, is_watched = ruler.known.get, ruler.odd, bool(wanted or load.over)
+    sizes: dict[int, int] = {}
+    images = text = 0
     least = -1
+    # A million rows pass here: what is looked up for each of them stands in a local name.
     for entry in run.iter_entries():
-        encoded = row_tokens = 0
+        row_tokens, row_text = 0, entry.body_length - frame.bytes
         for image in entry.images:
-            sent = image.get("sent") or image
+            sent = image.get("sent", image)
             size = sent["width"], sent["height"]
-            count = known.get(size)
+            count = count_image(size)
             if count is None:
-                count = known[size] = ruler.count(size)
+                count = ruler.count(size)
             row_tokens += count
             if "file_id" not in image:
-                encoded += (sent["bytes"] + 2) // 3 * 4
+                row_text -= (sent["bytes"] + 2) // 3 * 4 + len(sent["media_type"])
             if count > least:
                 least = _keep_largest(load.largest, LargeImage(count, image["path"], *size, entry.custom_id))
-            if not count or ruler.bounds or not all(size):
+            if odd and size in odd:
                 _note_odd(load, ruler, size)
-        text = max(0, entry.body_length - encoded - frame.bytes)
-        load.images += len(entry.images)
-        load.sizes[row_tokens] += 1
-        load.text_bytes += text
-        if entry.custom_id in wanted:
-            load.rows[entry.custom_id] = Row(entry.line_sha256, entry.output, entry.images, entry.row, row_tokens, text)
-        if load.over and entry.shard in load.over:
-            load.over[entry.shard].see(entry, limit)
+        images += len(entry.images)
+        sizes[row_tokens] = sizes.get(row_tokens, 0) + 1
+        if row_text > 0:
+            text += row_text
+        if is_watched:
+            _watch(load, entry, wanted, limit, (row_tokens, row_text))
         if on_event and not entry.position % _EVERY:
             on_event(Event("progress", "estimate", done=entry.position, total=run.requests))
+    load.images, load.text_bytes, load.sizes = images, text, Counter(sizes)
     return _sum_up(load, ruler)
+
+
+def _watch(load: Workload, entry: Entry, wanted: Collection[str], limit: Limit, tokens_text: tuple[int, int]) -> None:
+    """Keep what is wanted of one row, and look at it where its shard is over the limit."""
+    if entry.custom_id in wanted:
+        image_tokens, text = tokens_text
+        load.rows[entry.custom_id] = Row(
+            entry.line_sha256, entry.output, entry.images, entry.row, image_tokens, max(0, text)
+        )
+    if entry.shard in load.over:
+        load.over[entry.shard].see(entry, limit)
 
 
 def _over(run: RunDir, limit: Limit) -> dict[str, OverShard]:

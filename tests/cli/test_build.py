@@ -1,0 +1,151 @@
+"""vlmbatch build, as a person or a program calls it."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.cli.doors import call
+from tests.pictures import jpeg, png
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    """Return a folder of three pictures."""
+    folder = tmp_path / "images"
+    folder.mkdir()
+    for number in range(3):
+        (folder / f"{number}.png").write_bytes(png(30 + number, 40))
+    return folder
+
+
+def test_build_prints_counts_and_the_next_command(images: Path, tmp_path: Path) -> None:
+    """The result stands on stdout, with what may be done next."""
+    done = call("build", images, "--out", tmp_path / "run", "--model", "m", "--prompt", "what?")
+    assert done.status == 0, done.err
+    assert "3 requests" in done.out
+    assert f"vlmbatch estimate {tmp_path / 'run'}" in done.out
+
+
+def test_build_json_is_the_envelope_and_nothing_else(images: Path, tmp_path: Path) -> None:
+    """With --json, stdout is one object."""
+    done = call("build", images, "--out", tmp_path / "run", "--model", "m", "--prompt", "what?", "--json")
+    told = done.json()
+    assert told["schema"] == "vlmbatch.result/1"
+    assert (told["command"], told["status"], told["exit_code"], told["errors"]) == ("build", "success", 0, [])
+    assert told["data"]["counts"]["requests"] == 3
+
+
+def test_build_json_failure_lists_every_problem(images: Path, tmp_path: Path) -> None:
+    """A failure answers in the same envelope, with everything that is wrong in it, and on stderr for people."""
+    (images / "a.jpg").write_bytes(b"text")
+    (images / "b.jpg").write_bytes(b"")
+    done = call("build", images, "--out", tmp_path / "run", "--model", "m", "--prompt", "what?", "--json")
+    told = done.json()
+    assert done.status == told["exit_code"] == 2
+    assert told["status"] == "error"
+    assert [e["path"] for e in told["errors"][1:]] == ["a.jpg", "b.jpg"]
+    assert "a.jpg" in done.err
+    assert "hint: " in done.err
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["IMAGES", "--out", "RUN", "--model", "m"], "no text to send"),
+        (["IMAGES", "--out", "RUN", "--prompt", "p"], "--model is missing"),
+        (["--out", "RUN", "--model", "m", "--prompt", "p"], "SOURCE is missing"),
+        (["IMAGES", "--model", "m", "--prompt", "p"], "--out"),
+        (["none", "--out", "RUN", "--model", "m", "--prompt", "p"], "none"),
+        (
+            ["IMAGES", "--out", "RUN", "--model", "m", "--prompt", "p", "--provider", "nope"],
+            "there is no provider 'nope'",
+        ),
+        (["IMAGES", "--out", "RUN", "--model", "m", "--prompt-file", "none.txt"], "none.txt: cannot be read"),
+        (["IMAGES", "--out", "RUN", "--model", "m", "--prompt", "p", "--check", "some"], "check is 'some'"),
+        (["IMAGES", "--out", "RUN", "--model", "m", "--prompt", "p", "--max-tokens", "many"], "--max-tokens"),
+        (["IMAGES", "--out", "RUN", "--model", "m", "--prompt", "p", "--id-prefix", "a b"], "--id-prefix 'a b'"),
+        (["IMAGES", "--out", "RUN", "--model", "m", "--prompt", "p", "--limit-override", "x"], "not NAME=N"),
+        (["IMAGES", "--out", "RUN", "--model", "m", "--prompt", "p", "--shard-max-bytes", "-1"], "must be positive"),
+        (["IMAGES", "--out", "RUN", "--model", "m", "--prompt", "p", "--prompt-file", "f"], "exclude each other"),
+        (["--config", "none.yaml", "--out", "RUN"], "none.yaml: cannot be read"),
+        (["IMAGES", "--config", "none.yaml", "--out", "RUN"], "SOURCE: the pipeline file names its datasets"),
+    ],
+)
+def test_build_wrong_usage_is_told_in_words(images: Path, tmp_path: Path, words: list[str], said: str) -> None:
+    """Every beginner's mistake is status 2, a sentence and a hint, and leaves nothing behind."""
+    place = {"IMAGES": str(images), "RUN": str(tmp_path / "run")}
+    done = call("build", *(place.get(word, word) for word in words))
+    assert done.status == 2
+    assert said in done.err
+    assert "Traceback" not in done.err
+    assert done.err.count("\n") <= 4
+    assert sorted(os.listdir(tmp_path)) == ["images"]
+
+
+def test_build_empty_folder_is_told(tmp_path: Path) -> None:
+    """A folder without usable images is nothing to build."""
+    (tmp_path / "images").mkdir()
+    done = call("build", tmp_path / "images", "--out", tmp_path / "run", "--model", "m", "--prompt", "p")
+    assert done.status == 2
+    assert "nothing to build" in done.err
+
+
+def test_build_file_names_cannot_write_to_the_terminal(tmp_path: Path) -> None:
+    """A file name with escape sequences is shown, not obeyed."""
+    folder = tmp_path / "images"
+    folder.mkdir()
+    (folder / "a\x1b[31m\n\u202ered.jpg").write_bytes(b"text")
+    done = call("build", folder, "--out", tmp_path / "run", "--model", "m", "--prompt", "p")
+    assert done.status == 2
+    assert "\x1b[31m" not in done.err
+    assert "\u202e" not in done.err
+    assert "\\x1b[31m\\n" in done.err
+
+
+def test_build_table_from_stdin_keeps_the_rows(tmp_path: Path) -> None:
+    """JSON lines on stdin are a table; rows stand in the manifest byte for byte."""
+    (tmp_path / "a.jpg").write_bytes(jpeg(40, 40))
+    row = '{"image_path":"a.jpg","q":"what?","n":12345678901234567890123}'
+    words = ("build", "-", "--out", tmp_path / "run", "--model", "m", "--question-field", "q")
+    done = call(*words, "--image-base-path", tmp_path, stdin=row.encode() + b"\n")
+    assert done.status == 0, done.err
+    manifest = (tmp_path / "run/manifest.jsonl").read_text()
+    assert manifest.endswith(f'"row":{row}}}\n')
+
+
+def test_build_gps_and_orientation_are_told(tmp_path: Path, photos: Path) -> None:
+    """Positions and orientations in real photographs are warned about, and the flags that mend it silence it."""
+    words = ("build", photos / "gps", photos / "orientation", "--model", "m", "--prompt", "p")
+    done = call(*words, "--out", tmp_path / "one")
+    assert "3 image(s) carry a GPS position" in done.err
+    assert "7 image(s) have an EXIF orientation" in done.err
+    mended = call(*words, "--out", tmp_path / "two", "--strip-metadata", "--orient", "apply")
+    assert mended.status == 0, mended.err
+    assert "GPS" not in mended.err
+    assert "orientation" not in mended.err
+    sent = [
+        json.loads(line)["images"][0]["sent"] for line in (tmp_path / "two/manifest.jsonl").read_text().splitlines()
+    ]
+    assert len({(s["width"], s["height"]) for s in sent[-8:]}) == 1
+
+
+def test_build_disk_full_leaves_nothing(images: Path, tmp_path: Path) -> None:
+    """When the disk gives out in the middle, no half folder stands under the name."""
+    import subprocess
+    import sys
+
+    code = (
+        "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100));"
+        "import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
+        "from vlmbatch.cli import main; main(sys.argv[1:])"
+    )
+    words = ["build", str(images), "--out", str(tmp_path / "run"), "--model", "m", "--prompt", "p"]
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    assert sorted(os.listdir(tmp_path)) == ["images"]

@@ -1,0 +1,194 @@
+"""vlmbatch collect, as a person, a program or a reviewer calls it."""
+
+from __future__ import annotations
+
+import csv
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.cli.doors import call
+from tests.stages.result_runs import attempt, completion, failed, make_run, records, write_results
+
+if TYPE_CHECKING:
+    from vlmbatch.rundir import RunDir
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    """Return a run of three requests: one answered, one failed, one missing."""
+    run = make_run(tmp_path / "run", 3)
+    write_results(run, "full.jsonl", [attempt(run, 0, completion("a cat")), failed(run, 1, 503)])
+    return run
+
+
+def test_collect_writes_records_and_says_what_came(run: RunDir) -> None:
+    """Counts, cause, files and the next command stand on stdout; missing rows leave the status 0."""
+    done = call("collect", run.path, run.file("results/full.jsonl"), "--write", run.file("merged.jsonl"))
+    assert done.status == 0, done.err
+    for said in ("ok", "33.3 %", "HTTP 503", "fingerprint: " + run.fingerprint, f"vlmbatch run {run.path}"):
+        assert said in done.out
+    assert [record["status"] for record in records(run.file("merged.jsonl"))] == ["ok", "http_error", "missing"]
+    assert os.path.exists(run.file("summary.json"))
+
+
+def test_collect_reads_only_without_write(run: RunDir) -> None:
+    """The reviewer's command leaves no file."""
+    before = sorted(path for path in Path(run.path).rglob("*"))
+    assert call("collect", run.path).status == 0
+    assert sorted(path for path in Path(run.path).rglob("*")) == before
+
+
+def test_collect_json_is_the_envelope_and_nothing_else(run: RunDir) -> None:
+    """With --json, stdout is one object that holds the summary."""
+    told = call("collect", run.path, "--json").json()
+    assert (told["command"], told["status"], told["exit_code"]) == ("collect", "success", 0)
+    assert told["data"]["summary"]["counts"]["ok"] == 1
+    assert told["data"]["fingerprint"] == run.fingerprint
+
+
+def test_collect_foreign_results_are_integrity(run: RunDir) -> None:
+    """Results of another run end with status 3, and name a line."""
+    stranger = attempt(run, 0, completion("a")) | {"custom_id": "s-000000-00000000"}
+    write_results(run, "other.jsonl", [stranger])
+    done = call("collect", run.path, "--write", run.file("merged.jsonl"))
+    assert done.status == 3
+    assert "results/other.jsonl:1" in done.err
+    assert "hint: " in done.err
+    assert not os.path.exists(run.file("merged.jsonl"))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["nothing.jsonl"], "cannot be read"),
+        (["--require", "refusals<=2%"], "not a number"),
+        (["--require", "refusal"], "not a condition"),
+        (["--require-field", "a"], "--expect-json"),
+        (["--explain", "counts.refusals"], "counts.refusal"),
+        (["--report"], "--write"),
+        (["--redact", "copy"], "--leave-out"),
+        (["--leave-out", "images"], "--redact"),
+        (["--compare", "none"], "not a run folder"),
+        (["--hf", "."], "--hf"),
+    ],
+)
+def test_collect_wrong_usage_says_what_to_do(run: RunDir, words: list[str], said: str) -> None:
+    """A slip ends with status 2 and a hint, and no traceback."""
+    done = call("collect", run.path, *words)
+    assert done.status == 2
+    assert said in done.err
+    assert "Traceback" not in done.err
+
+
+def test_collect_no_run_folder_is_bad_input(tmp_path: Path) -> None:
+    """A folder that build did not make is told."""
+    done = call("collect", tmp_path)
+    assert done.status == 2
+    assert "not a run folder" in done.err
+
+
+def test_gate_prints_each_line_and_fails(run: RunDir) -> None:
+    """Every line stands there with its figure; one that does not hold gives status 1, and the records are written."""
+    done = call("collect", run.path, "--gate", "--write", run.file("merged.jsonl"))
+    assert done.status == 1
+    assert "FAIL" in done.out
+    assert "pass" in done.out
+    assert "1 of 3 (33.33 %)" in done.out
+    assert "complete: 1 of 3" in done.err
+    assert os.path.exists(run.file("merged.jsonl"))
+
+
+def test_gate_json_says_partial(run: RunDir) -> None:
+    """A program reads the failed checks from the same object."""
+    done = call("collect", run.path, "--require", "missing==0", "--require", "ok>=1", "--json")
+    told = done.json()
+    assert done.status == told["exit_code"] == 1
+    assert told["status"] == "partial"
+    assert [error["code"] for error in told["errors"]] == ["check_failed", "check"]
+    assert [check["holds"] for check in told["data"]["summary"]["checks"]] == [False, True]
+
+
+def test_explain_prints_number_and_query(run: RunDir) -> None:
+    """A number comes with the command that computes it."""
+    done = call("collect", run.path, "--explain", "counts.http_error")
+    assert "counts.http_error = 1" in done.out
+    assert "query: jq -n" in done.out
+    told = call("collect", run.path, "--explain", "counts.ok", "--json").json()
+    assert told["data"]["explained"]["value"] == 1
+
+
+def test_compare_prints_columns(run: RunDir, tmp_path: Path) -> None:
+    """Two runs stand side by side, with how often they agree."""
+    other = make_run(tmp_path / "other", 3)
+    write_results(other, "a.jsonl", [attempt(other, 0, completion("a cat"))])
+    done = call("collect", run.path, "--compare", other.path)
+    assert "compared on 3 inputs" in done.out
+    assert "equal answers: 1 of 1" in done.out
+
+
+def test_exports_are_named_on_stdout(run: RunDir, tmp_path: Path) -> None:
+    """Each output that was asked for exists and is named."""
+    paths = {name: tmp_path / f"out.{name}" for name in ("rows", "csv", "retry-ids", "cap-ids")}
+    words = [word for name, path in paths.items() for word in (f"--{name}", path)]
+    done = call("collect", run.path, *words)
+    assert done.status == 0, done.err
+    for name, path in paths.items():
+        assert f"{name}: {path}" in done.out
+        assert path.exists()
+    with open(paths["csv"], newline="", encoding="utf-8") as file:
+        assert [row["status"] for row in csv.DictReader(file)] == ["ok", "http_error", "missing"]
+
+
+def test_rehearsal_says_so(run: RunDir) -> None:
+    """Nobody takes a rehearsal's figures for a model's."""
+    write_results(run, "rehearsal-1.jsonl", [attempt(run, n, completion("x"), rehearsal=True) for n in range(3)])
+    done = call("collect", run.path, "--rehearsal")
+    assert done.out.startswith("REHEARSAL")
+    assert "100.0 %" in done.out
+    assert "REHEARSAL" not in call("collect", run.path).out
+
+
+def test_untrusted_text_cannot_steer_the_terminal(run: RunDir) -> None:
+    """Control characters in a provider's message are shown, not obeyed."""
+    body = {"error": {"message": "\x1b[2J\x07gone"}}
+    write_results(run, "full.jsonl", [attempt(run, 0, body, status_code=500)])
+    done = call("collect", run.path)
+    assert "\x1b" not in done.out + done.err
+    assert "\\x1b[2J" in done.out
+
+
+def test_report_and_seal_follow_the_records(run: RunDir) -> None:
+    """The page is written and the folder sealed, in this order, and both are named."""
+    done = call("collect", run.path, "--write", run.file("merged.jsonl"), "--report", "--seal")
+    assert done.status == 0, done.err
+    assert f"report: {run.file('report.html')}" in done.out
+    assert "seal: " in done.out
+    sums = Path(run.file("SEALED.sha256")).read_text()
+    assert "report.html" in sums
+    assert "merged.jsonl" in sums
+
+
+def test_failed_gate_hands_nothing_over(run: RunDir, tmp_path: Path) -> None:
+    """What does not pass is neither sealed nor packed; the report is there to see why."""
+    bag = tmp_path / "bag"
+    words = ["--write", run.file("merged.jsonl"), "--gate", "--report", "--seal", "--bag", bag]
+    done = call("collect", run.path, *words)
+    assert done.status == 1
+    assert os.path.exists(run.file("report.html"))
+    assert not os.path.exists(run.file("SEALED.sha256"))
+    assert not bag.exists()
+    assert "nothing was sealed" in done.err
+
+
+def test_bag_and_redacted_copy_are_made(run: RunDir, tmp_path: Path) -> None:
+    """A bag and a copy without images are new folders; what must stay at home is named."""
+    bag, copy = tmp_path / "bag", tmp_path / "copy"
+    words = ["--write", run.file("merged.jsonl"), "--bag", bag, "--redact", copy, "--leave-out", "prompts"]
+    done = call("collect", run.path, *words)
+    assert done.status == 0, done.err
+    assert (bag / "bagit.txt").exists()
+    assert (copy / "run.json").exists()
+    assert "redacted copy: " in done.out

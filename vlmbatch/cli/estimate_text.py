@@ -1,0 +1,184 @@
+"""What estimate found, as JSON and as a few plain tables."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from vlmbatch.console import duration, number_bytes, out, safe, table
+
+if TYPE_CHECKING:
+    from vlmbatch.stages.estimate_options import EstimateResult
+    from vlmbatch.stages.forecast import Calibration, Usd
+
+_SHOWN = 10
+
+
+def as_data(result: EstimateResult) -> dict[str, Any]:
+    """Return everything that was found, as --json prints it."""
+    load, limit = result.load, result.limit
+    return {
+        "run": result.run.path,
+        **{key: value for key, value in result.record.items() if key not in {"schema", "tool", "warnings"}},
+        "shards": result.run.info["shards"],
+        "shard_limit_bytes": None if limit.bytes == float("inf") else limit.bytes,
+        "shards_over": [
+            {
+                "file": shard.file,
+                "bytes": shard.bytes,
+                "requests": shard.requests,
+                "first_line": shard.first_line,
+                "first_id": shard.first_id,
+                "lines": shard.beyond,
+                "lines_over_alone": [{"line": n, "custom_id": i, "bytes": size} for n, i, size in shard.alone],
+            }
+            for shard in load.over.values()
+        ],
+        "largest_images": [image._asdict() for image in load.largest],
+        "refused_images": load.refused,
+        "receipts_at_fault": [row._asdict() for row in result.receipts.at_fault] if result.receipts else [],
+        "channel": result.channel,
+        "warnings": result.warnings,
+    }
+
+
+def show(result: EstimateResult) -> None:
+    """Print what was found."""
+    blocks = [_plan(result), _tokens(result), _largest(result)]
+    calibration = result.forecast.calibration
+    if calibration is not None:
+        blocks.append(_sample(calibration))
+    blocks += [_price(result), _verdict(result), _receipts(result), _last(result)]
+    out("\n\n".join(block for block in blocks if block))
+
+
+def _plan(result: EstimateResult) -> str:
+    load, shards = result.load, result.run.info["shards"]
+    rows = [
+        (shard["file"], f"{shard['requests']:,}", f"{shard['images']:,}", number_bytes(shard["bytes"]))
+        for shard in shards[:_SHOWN]
+    ]
+    if len(shards) > _SHOWN:
+        rest = shards[_SHOWN:]
+        rows.append(
+            (
+                f"and {len(rest):,} more",
+                f"{sum(shard['requests'] for shard in rest):,}",
+                f"{sum(shard['images'] for shard in rest):,}",
+                number_bytes(sum(shard["bytes"] for shard in rest)),
+            )
+        )
+    limit = "" if result.limit.bytes == float("inf") else f", limit {number_bytes(result.limit.bytes)} a shard"
+    size = number_bytes(sum(shard["bytes"] for shard in shards))
+    what = f"{load.requests:,} requests, {load.images:,} images, {size}{limit}"
+    title = f"{result.run.path}: {result.run.info['model']}, {what}"
+    return f"{safe(title)}\n" + table(("shard", "requests", "images", "bytes"), rows, right="lrrr")
+
+
+def _tokens(result: EstimateResult) -> str:
+    load, found = result.load, result.forecast
+    images = _range(load.image_tokens, load.image_tokens_low, load.image_tokens_high)
+    rows = [
+        ("images, by formula", _per(load.image_tokens, load.requests), *images),
+        (f"text, {result.record['text_tokens']['rule']}", _per(result.text_tokens, load.requests), *_known(result)),
+    ]
+    way = "measured" if found.calibration else "images and text"
+    spans = {f"input, {way}": found.input_tokens, "output": found.output_tokens, "reasoning": found.reasoning_tokens}
+    rows += [(name, _per(span.mid, load.requests), *_range(*span)) for name, span in spans.items() if span is not None]
+    scheme = result.scheme.describe() if result.scheme else "no rule is known for this model: a range over all rules"
+    detail = f", detail {result.detail}" if result.detail else ""
+    return f"image tokens: {safe(scheme)}{safe(detail)}\n" + table(
+        ("tokens", "a request", "low", "whole run", "high"), rows, right="lrrrr"
+    )
+
+
+def _known(result: EstimateResult) -> tuple[str, str, str]:
+    return _range(result.text_tokens, result.text_tokens, result.text_tokens)
+
+
+def _range(mid: float | None, low: float | None, high: float | None) -> tuple[str, str, str]:
+    """Return low, middle and high as cells; an end that adds nothing to the middle is left empty."""
+    if low == mid == high:
+        return "", _number(mid), ""
+    return _number(low), _number(mid), _number(high)
+
+
+def _number(value: float | None) -> str:
+    return "?" if value is None else f"{value:,.0f}"
+
+
+def _per(value: float | None, requests: int) -> str:
+    return "?" if value is None else f"{value / max(requests, 1):,.1f}"
+
+
+def _largest(result: EstimateResult) -> str:
+    rows = [
+        (f"{image.tokens:,}", f"{image.width} x {image.height}", image.path, image.custom_id)
+        for image in result.load.largest
+    ]
+    return table(("tokens", "size", "image", "custom_id"), rows, title="largest images", right="rr") if rows else ""
+
+
+def _sample(one: Calibration) -> str:
+    reasoning = one.means["reasoning"]
+    limit = f" of {one.limit:,}" if one.limit else ""
+    rows: list[tuple[str, str]] = [
+        ("rows measured, with usage", f"{one.rows:,}, {one.billed:,}"),
+        ("input tokens, mean", f"{one.means['input']:,.1f} (carried over by {one.by['input'].replace('_', ' ')})"),
+        ("output tokens, mean", f"{one.means['output']:,.1f} (carried over by {one.by['output'].replace('_', ' ')})"),
+        ("reasoning tokens, mean", "not told" if reasoning is None else f"{reasoning:,.1f}"),
+        ("output tokens, 95 % and maximum", f"{one.output_p95:,.0f}, {one.output_max:,}{limit}"),
+        ("measured input by formula", "?" if one.formula_ratio is None else f"{one.formula_ratio:.3f}"),
+    ]
+    if one.unseen_share:
+        rows.append(("a kind of row that the sample missed", f"may be up to {one.unseen_share:.1%} of all rows"))
+    if one.rows_per_s and one.wall_time_s is not None:
+        rows.append(("throughput seen, time for the rest", f"{one.rows_per_s:,.1f}/s, {duration(one.wall_time_s)}"))
+    return table(("sample", ""), rows)
+
+
+def _price(result: EstimateResult) -> str:
+    found, prices = result.forecast, result.prices
+    rows = [
+        (name, *_usd(usd))
+        for name, usd in (("realtime", found.realtime_usd), ("batch", found.batch_usd))
+        if usd is not None
+    ]
+    if not rows:
+        return ""
+    source = f"{prices.price_source or 'source not told'}, {prices.price_date or 'date not told'}"
+    sample = f", sample of {found.calibration.billed:,} rows, 95 % range" if found.calibration else ", by formula"
+    return table(("USD", "low", "expected", "high"), rows, title=f"price ({source}{sample})", right="lrrr")
+
+
+def _usd(usd: Usd) -> tuple[str, str, str]:
+    low, mid, high = ("?" if value is None else f"{value:,.4f}" for value in (usd.low, usd.mid, usd.high))
+    return low, mid, high
+
+
+def _verdict(result: EstimateResult) -> str:
+    rows = [(check.name, check.answer, check.figure) for check in result.verdict]
+    return table(("smoke verdict", "", "figure"), rows) if rows else ""
+
+
+def _receipts(result: EstimateResult) -> str:
+    if result.receipts is None or not result.receipts.at_fault:
+        return ""
+    faults = result.receipts.at_fault
+    rows = [
+        (row.custom_id, row.arrival.value, f"{row.formula:,}", "?" if row.measured is None else f"{row.measured:,}")
+        for row in faults[: 2 * _SHOWN]
+    ]
+    title = f"image receipts at fault: {len(faults):,} of {len(result.receipts.rows):,}"
+    text = table(("custom_id", "image", "by formula", "measured"), rows, title=title, right="llrr")
+    return text if len(rows) == len(faults) else f"{text}\nand {len(faults) - len(rows):,} more"
+
+
+def _last(result: EstimateResult) -> str:
+    lines = ["rehearsal: these figures are practice, nothing was measured"] if result.record["rehearsal"] else []
+    lines.append(f"channel: {result.channel}")
+    lines.append(f"fingerprint: {result.run.fingerprint}")
+    if result.sample is None:
+        lines.append(
+            f"next: vlmbatch run {safe(result.run.path)} --limit 30 --out {safe(result.run.path)}/results/smoke.jsonl"
+        )
+    return "\n".join(lines)

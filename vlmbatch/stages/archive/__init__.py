@@ -1,0 +1,22 @@
+"""Hand-over: a run folder is sealed, packed into a bag, or copied without what must not leave the house.
+
+Everything here stands on hashes that the folder holds already. A sealed folder can be checked with bare Python; a bag
+is checked by any BagIt tool; a redacted copy keeps every hash, so that whoever holds the originals can prove each row.
+"""
+
+from vlmbatch.stages.archive.bagging import BagOptions, BagResult, bag
+from vlmbatch.stages.archive.redacting import IMAGES, PATHS, PROMPTS, RedactResult, redact
+from vlmbatch.stages.archive.sealing import SealResult, seal
+
+__all__ = [
+    "IMAGES",
+    "PATHS",
+    "PROMPTS",
+    "BagOptions",
+    "BagResult",
+    "RedactResult",
+    "SealResult",
+    "bag",
+    "redact",
+    "seal",
+]

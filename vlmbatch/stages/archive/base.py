@@ -1,0 +1,177 @@
+"""What sealing, bagging and redacting share: the files of a folder, their hashes, and new folders that exist whole."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import secrets
+import shutil
+import stat
+from concurrent.futures import ThreadPoolExecutor
+from importlib.resources import files
+from typing import TYPE_CHECKING, NamedTuple
+
+from vlmbatch import jsonl
+from vlmbatch.errors import InputError, IntegrityError, Problem
+from vlmbatch.records import Event
+from vlmbatch.rundir import LOCKS, REDACTED, RUN_JSON, SHA256SUMS, parse_sums
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from vlmbatch.rundir import RunDir
+
+_CHUNK = 1 << 20
+_ESCAPED = {"\\": "\\\\", "\n": "\\n", "\r": "\\r"}
+
+
+class Hashed(NamedTuple):
+    """SHA-256 (lower-case hex) and length of one file."""
+
+    sha256: str
+    bytes: int
+
+
+def list_files(folder: str) -> list[str]:
+    """Return the files of a run folder, relative and sorted; locks and half-written temporaries are no part of it.
+
+    Raises:
+        InputError: Something in it is no plain file, so that it would not travel.
+    """
+    found: list[str] = []
+    odd: list[Problem] = []
+    for place, folders, names in os.walk(folder):
+        inside = os.path.relpath(place, folder)
+        prefix = "" if inside == "." else f"{inside.replace(os.sep, '/')}/"
+        folders[:] = [name for name in folders if name != LOCKS and not _is_temporary(name)]
+        for name in (*names, *(one for one in folders if os.path.islink(os.path.join(place, one)))):
+            if _is_temporary(name):
+                continue
+            if not stat.S_ISREG(os.lstat(os.path.join(place, name)).st_mode):
+                odd.append(Problem("not_a_file", "a link or special file, which would not travel", prefix + name))
+            found.append(prefix + name)
+    if odd:
+        raise InputError(
+            f"{folder}: {len(odd)} entries are no plain files", hint="put the files themselves there", problems=odd
+        )
+    return sorted(found)
+
+
+def _is_temporary(name: str) -> bool:
+    """Tell whether a name is that of something half written: ours begin with a dot and end so."""
+    return name.startswith(".") and name.endswith((".tmp", ".building"))
+
+
+def hash_files(
+    folder: str, names: Iterable[str], *, on_event: Callable[[Event], None] | None = None, stage: str
+) -> dict[str, Hashed]:
+    """Return hash and length of files of a folder, read in threads.
+
+    Raises:
+        OSError: A file cannot be read.
+    """
+    names = list(names)
+    hashed = {}
+    with ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as pool:
+        paths = [os.path.join(folder, *name.split("/")) for name in names]
+        for name, facts in zip(names, pool.map(jsonl.sha256_file, paths), strict=True):
+            hashed[name] = Hashed(*facts)
+            if on_event:
+                on_event(Event("progress", stage, done=len(hashed), total=len(names), data={"unit": "files"}))
+    return hashed
+
+
+def check_frozen(run: RunDir, hashed: Mapping[str, Hashed]) -> None:
+    """Check that what build froze is still what it was, so that no damage is passed on under a fresh hash.
+
+    Raises:
+        InputError: The folder is a redacted copy, which is finished as it is.
+        IntegrityError: Frozen files differ or are missing; all of them are listed.
+    """
+    if REDACTED in hashed:
+        raise InputError(
+            f"{run.path}: is a redacted copy", hint="it is complete as it is; seal or bag the original before redacting"
+        )
+    with open(run.file(SHA256SUMS), "rb") as file:
+        sums = parse_sums(file.read())
+    expected = {name: digest for name, (digest, _) in run.frozen_files().items()}
+    expected[RUN_JSON] = jsonl.sha256(run.run_json)
+    problems = []
+    for name, digest in {**sums, **expected}.items():
+        found = hashed[name].sha256 if name in hashed else None
+        if found is None:
+            problems.append(Problem("missing_file", "is not there", name))
+        elif {found, sums.get(name)} != {digest}:
+            problems.append(Problem("hash_mismatch", f"SHA-256 {found}, expected {digest}", name))
+    if problems:
+        raise IntegrityError(
+            f"{run.path}: {len(problems)} frozen file(s) differ from what build wrote",
+            hint="fetch the folder again; nothing was written",
+            problems=problems,
+        )
+
+
+def sums_text(hashed: Mapping[str, Hashed]) -> bytes:
+    r"""Return hashes in the form that ``sha256sum -c`` reads; a name with a line break or ``\`` is escaped its way."""
+    lines = []
+    for name in sorted(hashed):
+        escaped = "".join(_ESCAPED.get(character, character) for character in name)
+        lines.append(f"{'' if escaped == name else chr(92)}{hashed[name].sha256}  {escaped}\n")
+    return "".join(lines).encode("utf-8", "surrogateescape")
+
+
+def verify_script() -> bytes:
+    """Return verify.py, the check that needs nothing but Python."""
+    return files("vlmbatch").joinpath("data/verify.py").read_bytes()
+
+
+@contextlib.contextmanager
+def new_folder(run: RunDir, target: str) -> Iterator[str]:
+    """Make a folder under a hidden name beside its place; it gets there when the block ends without an exception.
+
+    Raises:
+        InputError: The target exists already, lies in the run folder itself, or there is no place for it.
+    """
+    target = os.path.abspath(target)
+    parent, name = os.path.split(target)
+    if os.path.lexists(target):
+        raise InputError(f"{target}: exists already", hint="choose a new name")
+    if os.path.join(os.path.realpath(parent), "").startswith(os.path.join(os.path.realpath(run.path), "")):
+        raise InputError(f"{target}: lies in the run folder", hint="choose a place outside of it")
+    hidden = os.path.join(parent, f".{name}.{secrets.token_hex(4)}.building")
+    try:
+        os.mkdir(hidden)
+    except OSError as error:
+        raise InputError(f"{target}: cannot be made ({error.strerror})", hint="choose another place") from None
+    try:
+        yield hidden
+        jsonl.fsync_dir(hidden)
+        os.rename(hidden, target)
+        jsonl.fsync_dir(parent)
+    finally:
+        shutil.rmtree(hidden, ignore_errors=True)
+
+
+def write_new(folder: str, name: str, data: bytes) -> Hashed:
+    """Write one whole new file into a folder in the making."""
+    return write_pieces(folder, name, (data,))
+
+
+def copy_hashed(source: str, folder: str, name: str) -> Hashed:
+    """Copy one file into a folder in the making; the hash is that of the bytes that were written."""
+    with open(source, "rb", buffering=0) as original:
+        return write_pieces(folder, name, iter(lambda: original.read(_CHUNK), b""))
+
+
+def write_pieces(folder: str, name: str, pieces: Iterable[bytes]) -> Hashed:
+    """Write one new file piece by piece into a folder in the making."""
+    path = os.path.join(folder, *name.split("/"))
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    digest, size = hashlib.sha256(), 0
+    with open(path, "xb", buffering=_CHUNK) as file:
+        for piece in pieces:
+            digest.update(piece)
+            size += file.write(piece)
+        jsonl.finish(file)
+    return Hashed(digest.hexdigest(), size)

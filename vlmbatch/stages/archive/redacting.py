@@ -1,0 +1,348 @@
+"""redact: a copy of the run without image bytes, paths or prompts, in which every row can still be proven.
+
+What is left out is of two kinds. *Images* are named by the hash of their bytes, which nobody guesses: where a base64
+string stood in a frozen line, its hash stands instead, and whoever has the image puts it back and finds the line's own
+hash. *Paths, rows and the like* can be guessed, so a plain hash of one would give it away: they become commitments,
+HMAC-SHA256 under a random salt for each row, and the salts go into a file of openings that stays at home. Handing on
+one line of the openings proves one row and tells nothing of the others.
+
+A file that is none of the run's own (an export, say) may hold anything, so it never goes into the copy.
+
+Hashes that the folder held before (of the lines, the bodies, the whole files) stay as they are; they are what ties the
+copy to the run. docs/how-to/hand-over.md says what they let a reader confirm.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import secrets
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any
+
+from vlmbatch import __version__, jsonl
+from vlmbatch.errors import InputError
+from vlmbatch.rundir import (
+    BATCHES,
+    ESTIMATES,
+    INPUTS,
+    MANIFEST,
+    MERGED,
+    PROGRESS,
+    REDACTED,
+    REJECTED,
+    RESULTS,
+    REVIEWS,
+    RUN_JSON,
+    SHA256SUMS,
+    SHARDS,
+    SUMMARY,
+    VERIFY,
+    LineReader,
+)
+from vlmbatch.stages.archive.base import (
+    Hashed,
+    check_frozen,
+    copy_hashed,
+    hash_files,
+    list_files,
+    new_folder,
+    sums_text,
+    verify_script,
+    write_new,
+    write_pieces,
+)
+from vlmbatch.stages.inline import iter_images
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator, Mapping
+
+    from vlmbatch.records import Entry, Event
+    from vlmbatch.rundir import RunDir
+
+IMAGES = "images"
+PATHS = "paths"
+PROMPTS = "prompts"
+REDACTED_SCHEMA = "vlmbatch.redacted/1"
+ORIGINALS = "ORIGINALS.sha256"
+OPENINGS = ".openings.jsonl"
+WITHHELD = "vlmbatch_withheld"
+"""Key under which a commitment stands where an object was."""
+
+_MARK = "hmac-sha256:"
+_SALT_BYTES = 32
+_REWRITTEN = (RUN_JSON, MANIFEST, MERGED)
+_RENEWED = (SHA256SUMS, VERIFY)
+_OWN_FILES = frozenset({*_REWRITTEN, REJECTED, SUMMARY, ESTIMATES, BATCHES, PROGRESS, REVIEWS})
+_OWN_FOLDERS = frozenset({SHARDS, INPUTS, RESULTS})
+_SAFE_SOURCE = frozenset({"kind", "sha256", "count"})
+_SAFE_REQUEST = frozenset({"method", "url", "headers"})
+_KEPT, _REPLACED, _LEFT_OUT = "kept", "replaced", "withheld"
+_STATES = (_KEPT, _REPLACED, _LEFT_OUT)
+
+
+@dataclass(frozen=True, slots=True)
+class RedactResult:
+    """What was left out, and where the copy is.
+
+    Attributes:
+        fingerprint: The fingerprint of the original run.
+        path: The copy.
+        what: What was left out; ``prompts`` takes ``images`` with it.
+        openings: File that proves rows of the copy, to be kept at home; None where nothing was committed to.
+        kept: Files copied as they are.
+        replaced: Files rewritten without what was to go.
+        withheld: Files left out whole.
+    """
+
+    fingerprint: str
+    path: str
+    what: tuple[str, ...]
+    openings: str | None
+    kept: tuple[str, ...]
+    replaced: tuple[str, ...]
+    withheld: tuple[str, ...]
+
+
+def redact(
+    run: RunDir,
+    dest: str,
+    what: Collection[str],
+    *,
+    keep_fields: Collection[str] = (),
+    on_event: Callable[[Event], None] | None = None,
+) -> RedactResult:
+    """Write a copy of the run folder without what must not leave the house.
+
+    Args:
+        run: The run.
+        dest: The copy, a new folder. The openings go beside it, named ``DEST.openings.jsonl``, readable by you alone.
+        what: Any of ``images`` (bytes of images), ``paths`` (paths, the rows' own fields, the source's name, the
+            configuration) and ``prompts`` (prompts, the rows' own fields, frozen lines whole, raw results).
+        keep_fields: Fields of the rows that may stay.
+        on_event: Called with progress (files done).
+
+    Raises:
+        InputError: Nothing or something unknown is to go, or the copy or the openings exist already.
+        IntegrityError: A frozen file is not what build wrote; no copy is left.
+        OSError: A file cannot be read or written.
+    """
+    going = _going(what)
+    openings = os.path.abspath(dest) + OPENINGS
+    if os.path.lexists(openings):
+        raise InputError(f"{openings}: exists already", hint="it proves an earlier copy; choose a new name")
+    with run.lock(), run.lock("rehearsal"), new_folder(run, dest) as folder:
+        originals = hash_files(run.path, list_files(run.path), on_event=on_event, stage="redact")
+        check_frozen(run, originals)
+        blinds = _Blinds(run, frozenset(keep_fields))
+        copy = _Copy(run, folder, going, originals, blinds)
+        for name in originals:
+            copy.take(name)
+        copy.finish()
+        if blinds.is_used:
+            _write_secret(openings, blinds.openings(copy.opened))
+    states = {state: tuple(name for name, is_ in copy.states.items() if is_ == state) for state in _STATES}
+    return RedactResult(
+        run.fingerprint,
+        os.path.abspath(dest),
+        tuple(sorted(going)),
+        openings if blinds.is_used else None,
+        states[_KEPT],
+        states[_REPLACED],
+        states[_LEFT_OUT],
+    )
+
+
+def _going(what: Collection[str]) -> frozenset[str]:
+    unknown = set(what) - {IMAGES, PATHS, PROMPTS}
+    if unknown or not what:
+        raise InputError(
+            f"redact: {', '.join(sorted(unknown)) or 'nothing'} cannot be left out",
+            hint=f"name any of {IMAGES}, {PATHS}, {PROMPTS}",
+        )
+    return frozenset(what) | ({IMAGES} if PROMPTS in what else set())
+
+
+def _write_secret(path: str, lines: Iterator[bytes]) -> None:
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.writelines(line + b"\n" for line in lines)
+        jsonl.finish(file)
+
+
+# --- commitments ---------------------------------------------------------------------------------------------
+
+
+class _Blinds:
+    """Commitments to what is left out, and the salts that open them: one salt a row, one for the run itself."""
+
+    def __init__(self, run: RunDir, keep_fields: frozenset[str]) -> None:
+        self._run = run
+        self._keep = keep_fields
+        self._secret = secrets.token_bytes(_SALT_BYTES)
+        self.is_used = False
+
+    def _salt(self, custom_id: str) -> bytes:
+        """Return a row's salt: as good as random to anyone without the secret, which is forgotten at the end."""
+        return hmac.digest(self._secret, custom_id.encode(), sha256)
+
+    def commit(self, custom_id: str, field_: str, value: bytes) -> str:
+        """Return the commitment to one value."""
+        self.is_used = True
+        return _MARK + hmac.digest(self._salt(custom_id), field_.encode() + b"\0" + value, sha256).hex()
+
+    def images(self, custom_id: str, images: Any) -> list[dict[str, Any]]:
+        """Return image records with a commitment in place of each path."""
+        blind = []
+        for number, image in enumerate(images):
+            path = self.commit(custom_id, f"images.{number}.path", image["path"].encode("utf-8", "surrogatepass"))
+            blind.append({**{key: value for key, value in image.items() if key != "path_bytes"}, "path": path})
+        return blind
+
+    def row(self, custom_id: str, row: bytes) -> Any:
+        """Return what stands for a row: the fields that may stay, and a commitment to the whole."""
+        value = jsonl.loads(row)
+        if not value:
+            return jsonl.Fragment(row)
+        kept = {name: value[name] for name in value if name in self._keep}
+        return {**kept, WITHHELD: self.commit(custom_id, "row", row)}
+
+    def value(self, field_: str, value: Any) -> Any:
+        """Return what stands for a value of run.json: numbers, truth values and null stay, all else is committed to."""
+        if value is None or isinstance(value, bool | int | float):
+            return value
+        commitment = self.commit("", field_, jsonl.dumps_canonical(value))
+        return commitment if isinstance(value, str) else {WITHHELD: commitment}
+
+    def openings(self, values: Mapping[str, Any]) -> Iterator[bytes]:
+        """Yield the lines that open the commitments: the run's own, then one a row."""
+        texts = {name: jsonl.dumps_canonical(values[name]).decode() for name in sorted(values)}
+        yield jsonl.dumps({"custom_id": "", "salt": self._salt("").hex(), "values": texts})
+        for entry in self._run.iter_entries():
+            texts = {f"images.{n}.path": image["path"] for n, image in enumerate(entry.images)}
+            texts["row"] = entry.row.decode()
+            salt = self._salt(entry.custom_id).hex()
+            yield jsonl.dumps({"custom_id": entry.custom_id, "salt": salt, "values": texts})
+
+
+# --- the copy ------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Copy:
+    """The copy in the making: each file is kept, rewritten or left out."""
+
+    run: RunDir
+    folder: str
+    going: frozenset[str]
+    originals: Mapping[str, Hashed]
+    blinds: _Blinds
+    states: dict[str, str] = field(default_factory=dict)
+    opened: dict[str, Any] = field(default_factory=dict)
+    _written: dict[str, Hashed] = field(default_factory=dict)
+
+    def take(self, name: str) -> None:
+        """Do with one file what has to be done."""
+        if name in _RENEWED:
+            self.states[name] = _REPLACED
+        elif self._goes(name):
+            self.states[name] = _LEFT_OUT
+        elif (pieces := self._rewritten(name)) is not None:
+            self.states[name] = _REPLACED
+            self._written[name] = write_pieces(self.folder, name, pieces)
+        else:
+            self.states[name] = _KEPT
+            self._written[name] = copy_hashed(self.run.file(name), self.folder, name)
+
+    def _goes(self, name: str) -> bool:
+        """Tell whether a file is left out whole: it is not the run's own, it shows all, or it may echo a prompt."""
+        folder = name.partition("/")[0]
+        if name not in _OWN_FILES and folder not in _OWN_FOLDERS:
+            return True
+        if PROMPTS in self.going and folder in _OWN_FOLDERS:
+            return True
+        return PATHS in self.going and (name == REJECTED or (folder == INPUTS and name not in self._prompt_files()))
+
+    def _prompt_files(self) -> set[str]:
+        refs: list[Any] = [self.run.info.get("prompt"), self.run.info.get("system")]
+        return {ref["file"] for ref in refs if ref}
+
+    def _rewritten(self, name: str) -> Iterator[bytes] | None:
+        """Return the new contents of a file in pieces, None where it stays as it is."""
+        if name in self._shard_names():
+            return self._shard(name)
+        if name not in _REWRITTEN or not {PATHS, PROMPTS} & self.going:
+            return None
+        return {RUN_JSON: self._run_json, MANIFEST: self._manifest, MERGED: self._merged}[name]()
+
+    def _shard_names(self) -> set[str]:
+        return {shard["file"] for shard in self.run.info["shards"]}
+
+    def _run_json(self) -> Iterator[bytes]:
+        info: dict[str, Any] = dict(self.run.info)
+        blind = ["settings", "extensions"]
+        if PATHS in self.going:
+            info["source"] = self._blind("source", info.get("source") or {}, _SAFE_SOURCE)
+        if PROMPTS in self.going:
+            blind.append("answer")
+            request = info["request"]
+            params = {key: self._blind(f"request.{key}", request[key]) for key in request.keys() - _SAFE_REQUEST}
+            info["request"] = {**request, **params}
+        for part in blind:
+            info[part] = self._blind(part, info.get(part) or {})
+        yield jsonl.dumps_pretty(info)
+
+    def _blind(self, part: str, values: dict[str, Any], safe: frozenset[str] = frozenset()) -> dict[str, Any]:
+        """Return an object of run.json with commitments in place of what may tell something."""
+        blind = dict(values)
+        for key in values.keys() - safe:
+            name = f"{part}.{key}"
+            blind[key] = self.blinds.value(name, values[key])
+            if blind[key] is not values[key]:
+                self.opened[name] = values[key]
+        return blind
+
+    def _manifest(self) -> Iterator[bytes]:
+        for line, entry in zip(jsonl.iter_lines(self.run.file(MANIFEST)), self.run.iter_entries(), strict=True):
+            head = jsonl.loads(line.data)
+            yield self._blind_record(head, entry)
+
+    def _merged(self) -> Iterator[bytes]:
+        for line, entry in zip(jsonl.iter_lines(self.run.file(MERGED)), self.run.iter_entries(), strict=True):
+            yield self._blind_record(jsonl.loads(line.data), entry)
+
+    def _blind_record(self, value: dict[str, Any], entry: Entry) -> bytes:
+        if PATHS in self.going:
+            value["images"] = self.blinds.images(entry.custom_id, entry.images)
+        value["row"] = self.blinds.row(entry.custom_id, entry.row)
+        return jsonl.dumps(value) + b"\n"
+
+    def _shard(self, name: str) -> Iterator[bytes]:
+        """Yield a shard's lines with the hash of each image where its base64 stood."""
+        with LineReader(self.run) as lines:
+            for entry in self.run.iter_entries():
+                if entry.shard == name:
+                    yield _without_images(lines.line(entry), entry) + b"\n"
+
+    def finish(self) -> None:
+        """Write what stands beside the copied files: what was done, the originals' hashes, the check, the copy's."""
+        original = {name: self.originals[name]._asdict() for name in self.states}
+        note = {
+            "schema": REDACTED_SCHEMA,
+            "tool": {"name": "vlmbatch", "version": __version__},
+            "fingerprint": self.run.fingerprint,
+            "what": sorted(self.going),
+            "files": [{"file": name, "state": self.states[name], **original[name]} for name in self.states],
+        }
+        self._written[REDACTED] = write_new(self.folder, REDACTED, jsonl.dumps_pretty(note))
+        self._written[ORIGINALS] = write_new(self.folder, ORIGINALS, sums_text(self.originals))
+        self._written[VERIFY] = write_new(self.folder, VERIFY, verify_script())
+        write_new(self.folder, SHA256SUMS, sums_text(self._written))
+
+
+def _without_images(line: bytes, entry: Entry) -> bytes:
+    pieces, at = [], 0
+    for image in iter_images(line, entry.images):
+        pieces += [line[at : image.start], f"sha256:{image.sha256}".encode()]
+        at = image.end
+    return b"".join((*pieces, line[at:]))

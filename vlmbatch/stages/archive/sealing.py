@@ -1,0 +1,58 @@
+"""seal: one hash list over everything in the folder, and a script that checks it with bare Python."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from vlmbatch import jsonl
+from vlmbatch.rundir import SEALED, VERIFY
+from vlmbatch.stages.archive.base import Hashed, check_frozen, hash_files, list_files, sums_text, verify_script
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from vlmbatch.records import Event
+    from vlmbatch.rundir import RunDir
+
+
+@dataclass(frozen=True, slots=True)
+class SealResult:
+    """What was sealed.
+
+    Attributes:
+        fingerprint: The run's fingerprint.
+        sha256: SHA-256 of SEALED.sha256: the one number that stands for the whole folder as it is.
+        files: Files that the seal covers.
+        bytes: Their bytes.
+        path: The seal.
+    """
+
+    fingerprint: str
+    sha256: str
+    files: int
+    bytes: int
+    path: str
+
+
+def seal(run: RunDir, *, on_event: Callable[[Event], None] | None = None) -> SealResult:
+    """Write SEALED.sha256 over every file of the folder, and verify.py. SHA256SUMS stays as build made it.
+
+    A folder may be sealed again after more work on it; the new seal takes the old one's place.
+
+    Raises:
+        InputError: The folder holds links, or is a redacted copy; or somebody is working on it.
+        IntegrityError: Frozen files differ from what build wrote; no seal is set on damage.
+        OSError: A file cannot be read or written.
+    """
+    script = verify_script()
+    with run.lock(), run.lock("rehearsal"):
+        names = [name for name in list_files(run.path) if name not in {SEALED, VERIFY}]
+        hashed = hash_files(run.path, names, on_event=on_event, stage="seal")
+        check_frozen(run, hashed)
+        hashed[VERIFY] = Hashed(jsonl.sha256(script), len(script))
+        text = sums_text(hashed)
+        jsonl.write_atomic(run.file(VERIFY), script)
+        jsonl.write_atomic(run.file(SEALED), text)
+    size = sum(facts.bytes for facts in hashed.values())
+    return SealResult(run.fingerprint, jsonl.sha256(text), len(hashed), size, run.file(SEALED))

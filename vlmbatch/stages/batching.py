@@ -1,0 +1,201 @@
+"""The batch channel, put together: where the jobs go, which rows they take, and what came of it."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from vlmbatch import attempts, journal, resume, rundir
+from vlmbatch.batch.channel import send_batches
+from vlmbatch.errors import InputError
+from vlmbatch.progress import ProgressFileReporter
+from vlmbatch.records import MODEL_ANSWERS, Status
+from vlmbatch.transport import check_base_url, without_query
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from vlmbatch.attempts import Outcome
+    from vlmbatch.batch.base import BatchOptions, BatchResult
+    from vlmbatch.rundir import IdIndex
+    from vlmbatch.stages.task import RunResult, Task
+
+
+def send(task: Task, key: str | None, options: BatchOptions) -> RunResult:
+    """Submit what a task selects, look after what is open, and fetch what has ended.
+
+    Args:
+        task: What has to be sent.
+        key: The API key.
+        options: What the flags of the batch channel say; address, key and what follows from the task are filled in.
+
+    Raises:
+        InputError: There is nowhere to send to, a key is needed and missing, or an option is for the other channel.
+        IntegrityError: A frozen line is not what build wrote.
+        RefusedError: The provider refuses the whole run.
+    """
+    asked = task.options
+    _check(task)
+    started = time.monotonic()
+    index = task.run.index()
+    with _address(task) as base_url:
+        if not asked.rehearsal:
+            _need_key(task, base_url, key)
+        filled = replace(
+            options,
+            base_url=base_url,
+            key=key,
+            timeout_s=asked.policy.timeout_s,
+            resubmit_lost=asked.limit is None and asked.ids is None and asked.num_shards == 1,
+            rehearsal=asked.rehearsal,
+        )
+        reporters = _reporters(task)
+        result = send_batches(
+            task.run, task.provider, filled, task.selection.wanted, index, on_event=task.on_event, stop=task.stop
+        )
+    rows = _Rows(task, index)
+    rows.count([file for job in result.jobs for file in job.files])
+    for reporter in reporters:
+        reporter.record_completed(rows.answers)
+        reporter.record_failed(rows.errors.total())
+        reporter.finalize()
+    return _result(task, result, rows, base_url, time.monotonic() - started)
+
+
+def _check(task: Task) -> None:
+    """Refuse what the batch channel has no use for."""
+    options = task.options
+    wrong = {
+        "--channel batch takes one --base-url": len(options.base_urls) > 1,
+        "--channel batch makes jobs of whole shards: --num-shards and --shard-id are for realtime": (
+            options.num_shards > 1
+        ),
+        "--max-usd and --max-tokens-total are for realtime": task.budget.is_limited,
+        "--out is for realtime: a job's results are named after the job": options.out is not None,
+    }
+    said = [sentence for sentence, holds in wrong.items() if holds]
+    if said:
+        raise InputError("; ".join(said), hint="docs/how-to/batch.md lists what goes with --channel batch")
+
+
+@contextlib.contextmanager
+def _address(task: Task) -> Iterator[str]:
+    """Yield the base URL; a rehearsal's server lives as long as the block."""
+    options = task.options
+    if not options.rehearsal:
+        yield check_base_url(options.base_urls[0]) if options.base_urls else task.provider.default_base_url()
+        return
+    from vlmbatch.rehearsal.faults import load_faults
+    from vlmbatch.rehearsal.server import serve
+
+    with serve(load_faults(options.faults) if options.faults else None) as server:
+        yield server.base_url
+
+
+def _need_key(task: Task, base_url: str, key: str | None) -> None:
+    names = task.provider.default_key_envs()
+    if key is None and names and task.provider.is_direct(base_url):
+        raise InputError(
+            f"no API key: {' or '.join(names)} is not set",
+            hint=f"export {names[0]}=…, or name another variable with --api-key-env; nothing was sent",
+        )
+
+
+def _reporters(task: Task) -> list[ProgressFileReporter]:
+    """Return the progress files, started from what was settled before."""
+    paths = [task.run.file(rundir.PROGRESS)]
+    if task.options.progress_path is not None:
+        paths.append(task.options.progress_path)
+    extra = {"rehearsal": True} if task.options.rehearsal else {}
+    reporters = [ProgressFileReporter(path, task.selection.asked, extra=extra) for path in paths]
+    for reporter in reporters:
+        reporter.start(task.selection.answered, task.selection.failed)
+    return reporters
+
+
+class _Rows:
+    """The rows that the command is about, and how they stand by the files that it fetched.
+
+    Attributes:
+        statuses: Rows that ended in this command, by status.
+        errors: Those without an answer, by kind.
+        in_batch: Rows that are in an open job now.
+        input_tokens: Tokens of this command's answers.
+        output_tokens: Likewise, reasoning included.
+    """
+
+    def __init__(self, task: Task, index: IdIndex) -> None:
+        self._task = task
+        self._index = index
+        self._is_asked = _asked(task, index)
+        self.statuses: Counter[str] = Counter()
+        self.errors: Counter[str] = Counter()
+        self.in_batch = self.input_tokens = self.output_tokens = 0
+
+    @property
+    def answers(self) -> int:
+        """Rows that the model answered."""
+        return self.statuses.total() - self.errors.total()
+
+    def count(self, files: Sequence[str]) -> None:
+        """Judge every row of some results files; of a row that came twice, an answer stands, else the later one."""
+        task, order = self._task, list(Status)
+        outputs = task.run.info["request"].get("outputs") or {}
+        asked = {name: attempts.asked(task.run, task.provider, name) for name in ("", *outputs)}
+        names = [entry.output for entry in task.run.iter_entries()] if outputs else None
+        last = bytearray(task.run.requests)
+        kinds: dict[int, str] = {}
+        for file in files:
+            for outcome in attempts.Reader(task.run.file(file), task.run, task.provider):
+                position = self._index.position(outcome.custom_id)
+                if position < 0 or not self._is_asked[position]:
+                    continue
+                reading, verdict = attempts.judge(outcome, task.provider, asked[names[position] if names else ""])
+                self.input_tokens += reading.usage["input_tokens"] or 0
+                self.output_tokens += reading.usage["output_tokens"] or 0
+                if verdict.status in MODEL_ANSWERS or not last[position] or position in kinds:
+                    last[position] = order.index(verdict.status) + 1
+                    kinds.pop(position, None)
+                    if verdict.status not in MODEL_ANSWERS:
+                        kinds[position] = _kind(outcome)
+        self.statuses.update(order[number - 1].value for number in last if number)
+        self.errors.update(kinds.values())
+        in_flight = set(journal.in_flight(task.run)) if not task.options.rehearsal else set()
+        self.in_batch = sum(self._is_asked[position] for position in in_flight)
+
+
+def _asked(task: Task, index: IdIndex) -> bytearray:
+    """Return 1 for each row that the command is about."""
+    options = task.options
+    if options.ids is not None:
+        return resume.read_ids(options.ids, index)
+    marks = bytearray(task.run.requests)
+    for position in resume.positions(task.run, limit=options.limit):
+        marks[position] = 1
+    return marks
+
+
+def _kind(outcome: Outcome) -> str:
+    """Return why a row has no answer, in a word: the HTTP status, or the provider's code for a row that never ran."""
+    if outcome.status_code is not None or outcome.error is None:
+        return str(outcome.status_code)
+    return outcome.error.get("code") or "no_response"
+
+
+def _result(task: Task, result: BatchResult, rows: _Rows, base_url: str, elapsed_s: float) -> RunResult:
+    return replace(
+        task.result(
+            statuses=dict(sorted(rows.statuses.items())),
+            errors=dict(sorted(rows.errors.items())),
+            input_tokens=rows.input_tokens,
+            output_tokens=rows.output_tokens,
+            elapsed_s=elapsed_s,
+            endpoints=[{"base_url": without_query(base_url), "direct": task.provider.is_direct(base_url)}],
+            is_interrupted=result.is_interrupted,
+            batch=result,
+        ),
+        in_batch=rows.in_batch,
+    )
