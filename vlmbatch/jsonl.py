@@ -186,7 +186,11 @@ class Appender:
         self.path = path
         self._file = open(path, "ab", buffering=0)  # noqa: SIM115  (closed by close())
         self._dirty = False
-        self._end_torn_line()
+        try:
+            self._end_torn_line()
+        except OSError:
+            self._file.close()
+            raise
 
     def _end_torn_line(self) -> None:
         if self._file.tell() == 0:

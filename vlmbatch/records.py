@@ -281,7 +281,13 @@ class Usage(TypedDict):
 
 def no_usage() -> Usage:
     """Return a usage in which nothing is known."""
-    return Usage(input_tokens=None, output_tokens=None, reasoning_tokens=None, cached_tokens=None, total_tokens=None)
+    return {
+        "input_tokens": None,
+        "output_tokens": None,
+        "reasoning_tokens": None,
+        "cached_tokens": None,
+        "total_tokens": None,
+    }
 
 
 class Ended(StrEnum):
@@ -299,8 +305,7 @@ class Ended(StrEnum):
     """The server gave up on the answer; sending again may help."""
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
+class Reading(NamedTuple):
     """One answer as a provider's adapter reads it: facts only, no verdict.
 
     Attributes:
@@ -323,7 +328,7 @@ class Reading:
     refusal: str | None = None
     ended: Ended = Ended.STOP
     finish_reason: str | None = None
-    usage: Usage = field(default_factory=no_usage)
+    usage: Usage = no_usage()
     usage_raw: Any = None
     image_tokens: int | None = None
     model: str | None = None
@@ -347,8 +352,7 @@ class Asked:
     schema: dict[str, Any] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(NamedTuple):
     """A status with its cause, and the parsed answer where JSON was asked for and came."""
 
     status: Status

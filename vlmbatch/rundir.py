@@ -47,6 +47,9 @@ LOCKS = ".locks"
 REHEARSAL_PREFIX = "rehearsal-"
 _ID_KEY = b'{"custom_id":"'
 _ROW_KEY = b',"row":'
+_TAIL = 8
+"""Hex digits of the image's hash at the end of a custom_id."""
+
 _HAPPENED = ("created_at", "host")
 _HEX64 = re.compile(r"[0-9a-f]{64}")
 
@@ -137,13 +140,14 @@ class IdIndex:
                 self.add(parse_entry(raw.rstrip(b"\r\n"), self.count).custom_id)
 
     def _split(self, custom_id: str) -> tuple[int, int]:
-        if not custom_id.startswith(self._head):
+        head = self._head
+        index, tail = custom_id[len(head) : -_TAIL - 1], custom_id[-_TAIL:]
+        if not custom_id.startswith(head) or custom_id[-_TAIL - 1 : -_TAIL] != "-":
             return -1, 0
-        index = custom_id[len(self._head) : -9]
-        if custom_id[-9:-8] != "-" or not index.isascii() or not index.isdigit():
+        if not index.isascii() or not index.isdigit() or not tail.isalnum():
             return -1, 0
         try:
-            return int(index), int(custom_id[-8:], 16)
+            return int(index), int(tail, 16)
         except ValueError:
             return -1, 0
 

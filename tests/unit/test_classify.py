@@ -215,7 +215,12 @@ readings = st.builds(
     ended=st.sampled_from(list(Ended)),
     finish_reason=st.none() | st.text(max_size=5),
     usage=usages,
+    usage_raw=st.none(),
+    image_tokens=st.none(),
+    model=st.none(),
+    fingerprint=st.none(),
     error=errors,
+    notes=st.just(()),
 )
 askeds = st.builds(
     Asked, max_tokens=st.none() | st.integers(1, 200), json=st.booleans(), schema=st.none() | st.just(SCHEMA)

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import zlib
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
@@ -31,7 +31,9 @@ from tests.unit.images_made import (
 )
 from vlmbatch.images import MAX_PIXELS, ImageError, inspect
 from vlmbatch.images import exif as exif_module
-from vlmbatch.records import ImageFacts
+
+if TYPE_CHECKING:
+    from vlmbatch.records import ImageFacts
 
 SAMPLES = sorted(samples())
 BY_NAME = [pytest.param(name, id=name) for name in SAMPLES]
@@ -43,8 +45,6 @@ def code_of(data: bytes, check: Any = "full") -> str:
     try:
         inspect(data, check=check)
     except ImageError as error:
-        assert error.code
-        assert error.message
         return error.code
     return "ok"
 
@@ -520,3 +520,80 @@ def test_heif_media_type_follows_brands(brands: tuple[bytes, ...], media_type: s
     names += b"miaf" * ((size - 8 - len(names)) // 4)
     facts = inspect(data[:8] + names + data[size:], check="quick")
     assert facts.media_type == media_type
+
+
+# --- hostile bytes ----------------------------------------------------------------------------------------
+
+
+def _box(kind: bytes, body: bytes) -> bytes:
+    return struct.pack(">I4s", 8 + len(body), kind) + body
+
+
+def _heif(*inner: bytes) -> bytes:
+    """Return a HEIF container of 10 x 10 pixels with more boxes in its description."""
+    size = _box(b"ispe", bytes(4) + struct.pack(">II", 10, 10))
+    owned = _box(b"ipma", bytes(4) + struct.pack(">IHBB", 1, 1, 1, 1))
+    described = _box(b"pitm", bytes(5) + b"\x01") + _box(b"iprp", _box(b"ipco", size) + owned)
+    meta = _box(b"meta", bytes(4) + described + b"".join(inner))
+    return _box(b"ftyp", b"heic\x00\x00\x00\x00mif1heic") + meta + _box(b"mdat", bytes(200_000))
+
+
+def _tiff(pages: int, *, shared: int) -> bytes:
+    """Return a TIFF of many pages that all name the same list of strips."""
+    place = 8 + pages * 66
+    body = b""
+    for number in range(pages):
+        following = 8 + (number + 1) * 66 if number + 1 < pages else 0
+        fields = ((256, 1, 10), (257, 1, 10), (273, shared, place), (278, 1, 10), (279, shared, place))
+        body += struct.pack("<H", 5) + b"".join(struct.pack("<HHII", tag, 4, n, value) for tag, n, value in fields)
+        body += struct.pack("<I", following)
+    return b"II*\x00\x08\x00\x00\x00" + body + bytes(4 * shared)
+
+
+def test_inspect_hostile_structures_end_soon() -> None:
+    """Lists inside lists that are nowhere, or all in one place, would go on for minutes; here they are refused."""
+    nowhere = struct.pack(">HH", 0, 60_000) + b"".join(struct.pack(">HHH", n, 0, 65_535) for n in range(60_000))
+    assert code_of(_heif(_box(b"iloc", bytes(4) + nowhere)), "quick") == "damaged"
+    assert code_of(_tiff(2000, shared=150_000), "quick") == "damaged"
+
+
+def test_inspect_heif_items_all_over_each_other_are_not_read_again_and_again() -> None:
+    """Ten thousand pieces of metadata that each are the whole file: the picture is read, they are let be."""
+    number = 10_000
+    kinds = b"".join(
+        _box(b"infe", b"\x02\x00\x00\x00" + struct.pack(">HH4s", n, 0, b"mime") + b"\x00") for n in range(number)
+    )
+    places = b"".join(struct.pack(">HHHII", n, 0, 1, 0, 200_000) for n in range(number))
+    listed = _box(b"iinf", bytes(4) + struct.pack(">H", number) + kinds)
+    located = _box(b"iloc", bytes(4) + struct.pack(">HH", 0x4400, number) + places)
+    assert inspect(_heif(listed, located), check="quick").width == 10
+
+
+def test_inspect_webp_animation_on_a_huge_canvas_is_a_bomb() -> None:
+    """Two hundred bytes must not become gigabytes of canvases."""
+    data = bytearray(samples()["WEBP frames"])
+    for width, height, code in ((16_000, 10_000, "bomb"), (32, 5_000_000, "damaged")):
+        data[24:30] = (width - 1).to_bytes(3, "little") + (height - 1).to_bytes(3, "little")
+        assert code_of(bytes(data), "quick") == code
+
+
+def test_inspect_jp2_whose_box_and_codestream_disagree_is_damaged() -> None:
+    """Pillow would make room for what the box says before it looks any further."""
+    data = samples()["JPEG2000 RGB {}"]
+    place = data.index(b"ihdr") + 4
+    assert code_of(data[:place] + struct.pack(">I", 1 << 30) + data[place + 4 :], "quick") == "damaged"
+
+
+def test_orientation_in_xmp_alone_is_a_note_and_no_orientation() -> None:
+    """Pillow turns by it, browsers do not, and it is often left over: said, not acted on."""
+    for packet, notes in (
+        (b'<rdf:Description tiff:Orientation="6"/>', ("xmp_orientation",)),
+        (b"<tiff:Orientation>3</tiff:Orientation>", ("xmp_orientation",)),
+        (b'<rdf:Description tiff:Orientation="1"/>', ()),
+    ):
+        facts = inspect(saved(scene(), "WEBP", xmp=packet), check="quick")
+        assert facts.orientation is None
+        assert facts.notes == notes
+    tag = Image.Exif()
+    tag[0x0112] = 1
+    assert inspect(saved(scene(), "WEBP", exif=tag, xmp=b'<x tiff:Orientation="6"/>'), check="quick").notes == ()

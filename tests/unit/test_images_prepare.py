@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import struct
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
@@ -26,7 +26,9 @@ from tests.unit.images_made import (
 )
 from vlmbatch.errors import InputError
 from vlmbatch.images import ImageError, ImagePolicy, encode, inspect, prepare
-from vlmbatch.records import ImageFacts
+
+if TYPE_CHECKING:
+    from vlmbatch.records import ImageFacts
 
 SAMPLES = sorted(samples())
 STILL = [name for name in SAMPLES if not name.endswith("frames")]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -14,6 +15,9 @@ from tests.trees import make_tree
 from vlmbatch.errors import InputError
 from vlmbatch.inputs import SourceOptions, open_source
 from vlmbatch.inputs.base import Item, Rejected, Source
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 TABLES = json.loads((DATA / "tables" / "cases.json").read_text(encoding="utf-8"))
@@ -130,18 +134,33 @@ def test_tree_hidden_and_litter_are_counted_apart(tmp_path: Path) -> None:
     assert source.report.left_out == {"litter": 2, "hidden": 3}
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root reads locked folders all the same")
-def test_tree_unreadable_folder_is_a_problem(tmp_path: Path) -> None:
+@pytest.fixture
+def plain_user(tmp_path: Path) -> Iterator[Path]:
+    """Return a folder that a user without privileges may use, and be such a user: root reads what is locked."""
+    if os.geteuid():
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        os.chown(folder, 65534, -1)
+        os.seteuid(65534)
+        try:
+            yield Path(folder)
+        finally:
+            os.seteuid(0)
+
+
+def test_tree_unreadable_folder_is_a_problem(plain_user: Path) -> None:
     """A folder that cannot be read is named as bad input; a locked file fails when it is read."""
-    root = make_tree("tree-unreadable", tmp_path)
-    try:
-        source = open_source([str(root)], SourceOptions(prompt="what?"))
-        items, _ = _read(source)
-        assert [problem.where for problem in source.report.problems] == ["lockeddir/"]
-        with pytest.raises(PermissionError):
-            items[1].images[0].read()
-    finally:
-        os.chmod(root / "lockeddir", 0o700)
+    root = make_tree("tree-unreadable", plain_user / "tree")
+    source = open_source([str(root)], SourceOptions(prompt="what?"))
+    items, rejected = _read(source)
+    assert ([item.images[0].path for item in items], rejected) == (["a.jpg", "locked.jpg"], [])
+    assert [(problem.code, problem.where) for problem in source.report.problems] == [
+        ("unreadable_folder", "lockeddir/")
+    ]
+    with pytest.raises(PermissionError):
+        items[1].images[0].read()
+    os.chmod(root / "lockeddir", 0o700)
 
 
 def test_tree_vanished_file_fails_when_read(tmp_path: Path) -> None:
@@ -151,20 +170,3 @@ def test_tree_vanished_file_fails_when_read(tmp_path: Path) -> None:
     (root / "b.jpg").unlink()
     with pytest.raises(FileNotFoundError):
         items[1].images[0].read()
-
-
-def test_locked_folder_is_a_problem_even_for_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The scan names a folder that the system refuses to list, and goes on with the rest."""
-    root = make_tree("tree-plain", tmp_path)
-    scandir = os.scandir
-
-    def refuse(path: bytes) -> Any:
-        if path.rstrip(b"/").endswith(b"/b"):
-            raise PermissionError(13, "Permission denied")
-        return scandir(path)
-
-    monkeypatch.setattr(os, "scandir", refuse)
-    source = open_source([str(root)], SourceOptions(prompt="what?"))
-    items, rejected = _read(source)
-    assert ([item.images[0].path for item in items], rejected) == (["a.jpg"], [])
-    assert [(p.code, p.where) for p in source.report.problems] == [("unreadable_folder", "b/")]

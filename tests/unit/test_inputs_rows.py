@@ -184,6 +184,17 @@ def test_rows_without_images_go_through_when_allowed(root: Path) -> None:
     assert [len(one.images) for one in made if isinstance(one, Item)] == [0, 0, 0, 1]
 
 
+def test_table_without_an_image_column_goes_through_when_allowed(root: Path) -> None:
+    """The usual column need not be there then; one that was named must be, for it may be misspelt."""
+    (root / "t.csv").write_bytes(b"q\nwhat?\n")
+    (item,) = open_source([str(root / "t.csv")], SourceOptions(question_field="q", allow_no_image=True))
+    assert isinstance(item, Item)
+    assert (item.parts, item.images) == (("what?",), ())
+    named = SourceOptions(question_field="q", allow_no_image=True, image_fields=("imgae",))
+    with pytest.raises(InputError, match="columns"):
+        list(open_source([str(root / "t.csv")], named))
+
+
 # --- questions -----------------------------------------------------------------------------------------------
 
 

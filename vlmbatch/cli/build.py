@@ -98,6 +98,9 @@ def build(
         str, typer.Option(metavar="first|last", help="Images before or after the text.", rich_help_panel=_TABLE)
     ] = "first",
     encoding: Annotated[str | None, typer.Option(help="A table's encoding (UTF-8).", rich_help_panel=_TABLE)] = None,
+    delimiter: Annotated[
+        str | None, typer.Option(metavar="CHAR", help="What separates a CSV's cells.", rich_help_panel=_TABLE)
+    ] = None,
     allow_outside: Annotated[
         bool, typer.Option("--allow-outside", help="Let paths leave the image root.", rich_help_panel=_TABLE)
     ] = False,
@@ -185,6 +188,7 @@ def build(
         image_base_path=image_base_path,
         image_order=image_order,
         encoding=encoding,
+        delimiter=delimiter,
         allow_outside=allow_outside,
         allow_no_image=allow_no_image,
         follow_links=follow_links,

@@ -11,6 +11,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vlmbatch.cli.base import JsonOption, QuietOption, RunArgument, VerboseOption, finish, read_key
+from vlmbatch.cli.run_batch import (
+    CancelOption,
+    DetachOption,
+    MaxEnqueuedOption,
+    MaxInFlightOption,
+    PollIntervalOption,
+    StatusOption,
+    batch_data,
+    batch_options,
+    print_batch,
+)
 from vlmbatch.console import Console, Watch, duration, out, safe
 from vlmbatch.errors import InputError
 
@@ -97,6 +108,12 @@ def run(
     max_tokens_total: Annotated[
         int | None, typer.Option(metavar="N", help="Of the whole run, in and out.", rich_help_panel=_MONEY)
     ] = None,
+    poll_interval: PollIntervalOption = 60.0,
+    detach: DetachOption = False,
+    status: StatusOption = False,
+    cancel: CancelOption = False,
+    max_in_flight_batches: MaxInFlightOption = None,
+    max_enqueued_tokens: MaxEnqueuedOption = None,
     rehearsal: Annotated[
         bool, typer.Option("--rehearsal", help="Send to a provider of our own; no key.", rich_help_panel=_REHEARSAL)
     ] = False,
@@ -129,6 +146,7 @@ def run(
       vlmbatch run runs/r001 --rehearsal
       vlmbatch run runs/r001 --api-key-env OPENAI_API_KEY --limit 30 --out runs/r001/results/smoke.jsonl
       vlmbatch run runs/r001 --base-url http://127.0.0.1:8000/v1
+      vlmbatch run runs/r001 --channel batch --api-key-env OPENAI_API_KEY
     """
     from vlmbatch import providers
     from vlmbatch.retry import Policy
@@ -141,6 +159,15 @@ def run(
     opened = RunDir.open(run_dir)
     options = RunOptions(
         channel=channel,
+        batch=batch_options(
+            channel=channel,
+            poll_interval=poll_interval,
+            detach=detach,
+            status=status,
+            cancel=cancel,
+            max_in_flight=max_in_flight_batches,
+            max_enqueued=max_enqueued_tokens,
+        ),
         base_urls=(*(base_url or ()), *_split(endpoints)),
         concurrency=concurrency,
         limit=limit,
@@ -325,6 +352,7 @@ def _data(run_dir: RunDir, result: RunResult) -> dict[str, Any]:
         "stopped": result.stopped or None,
         "interrupted": result.is_interrupted,
         "lost_lines": result.lost_lines,
+        "batch": batch_data(result.batch),
     }
 
 
@@ -335,6 +363,8 @@ def _print(run_dir: RunDir, result: RunResult) -> None:
         return
     if result.rehearsal:
         out("rehearsal: nothing left this machine, and nothing of it counts")
+    if result.batch is not None:
+        print_batch(result.batch)
     _print_rows(result)
     if result.tries:
         _print_figures(result)

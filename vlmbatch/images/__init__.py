@@ -11,6 +11,7 @@ A file travels through the modules in this order::
     policy      what the user wants done to the images
     encode      pixels to bytes
     prepare     prepare(): the bytes that are sent
+    thumbs      small pictures for a report; never sent
 
 Everything is pure and safe to call from many threads at once.
 """

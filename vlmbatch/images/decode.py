@@ -1,14 +1,16 @@
-"""Pixels: what Pillow (for HEIC, pillow-heif) makes of the bytes. With encode.py the only place that loads them.
+"""Pixels: what Pillow (for HEIC, pillow-heif) makes of the bytes.
 
 Pillow's plugins are called directly, not through ``Image.open``: that would try every format in turn, warn of large
 pictures through the process-wide ``warnings`` module, and take an MPO for something else than a JPEG. Nothing global
-is touched, so any number of threads may be here at once.
+is touched, so any number of threads may be here at once; only large pictures wait for one another.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import io
+import threading
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
 from vlmbatch.images import exif, jpeg, png, sniff
@@ -28,6 +30,17 @@ _OPTIONAL: Final = {sniff.AVIF: "avif", sniff.WEBP: "webp", sniff.JP2: "jpg_2000
 
 _GREY: Final = {128, (127, 127, 127, 127), (127, 127, 127, 128), (128, 128, 128, 128)}
 """What libjpeg paints where pixels are missing, in grey and (inverted or not) in CMYK."""
+
+_LARGE_PIXELS: Final = 64_000_000
+_one_large = threading.Lock()
+
+
+def room_for(width: int, height: int) -> contextlib.AbstractContextManager[object]:
+    """Return a context in which a picture may be decoded: large ones one at a time, or memory grows with the workers.
+
+    A picture of the largest size that is accepted takes more than a gigabyte while it is decoded and shrunk.
+    """
+    return _one_large if width * height > _LARGE_PIXELS else contextlib.nullcontext()
 
 
 def can_decode(media_type: str) -> bool:

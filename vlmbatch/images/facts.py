@@ -39,7 +39,8 @@ def inspect(data: bytes, *, check: Check = "full") -> ImageFacts:
         mode, notes = header.mode, header.notes + _size_notes(header)
         if check == "full":
             if decode.can_decode(media_type):
-                mode = decode.check(data, media_type) or mode
+                with decode.room_for(header.width, header.height):
+                    mode = decode.check(data, media_type) or mode
             else:
                 notes += ("pixels_unchecked",)
     except ImageError as error:

@@ -41,7 +41,8 @@ def prepare(
     if not policy.changes_bytes:
         return data, facts
     if _is_redrawn(facts, policy, accepts, animated_ok=animated_ok):
-        new = _redraw(data, facts, policy, accepts)
+        with decode.room_for(facts.width, facts.height):
+            new = _redraw(data, facts, policy, accepts)
     elif policy.strip_metadata and not _is_refused(facts, accepts, animated_ok=animated_ok):
         strip = FORMATS[facts.media_type].strip
         new = data if strip is None else strip(data, facts.orientation)

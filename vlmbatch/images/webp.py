@@ -6,12 +6,16 @@ import struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from vlmbatch.images import exif
-from vlmbatch.images.base import Header, damaged, notes_of, truncated
+from vlmbatch.images.base import MAX_PIXELS, Header, ImageError, damaged, notes_of, truncated
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _ANIMATION_FLAG, _XMP_FLAG, _EXIF_FLAG, _ALPHA_FLAG = 0x02, 0x04, 0x08, 0x10
+_MAX_SIDE: Final = 1 << 14
+_MAX_ANIMATED_PIXELS: Final = MAX_PIXELS // 4
+"""libwebp holds three canvases at once in order to decode the first frame of an animation."""
+
 _PICTURES: Final = frozenset({b"VP8 ", b"VP8L", b"ANMF"})
 _STRIPPED: Final = frozenset({b"VP8X", b"ICCP", b"ANIM", b"ALPH"}) | _PICTURES
 
@@ -27,7 +31,7 @@ def read(data: bytes) -> Header:
     """Read the header and walk over all chunks to the end of the container.
 
     Raises:
-        ImageError: ``truncated`` or ``damaged``.
+        ImageError: ``truncated``, ``damaged`` or ``bomb``.
     """
     end = _end(data)
     first: _Chunk | None = None
@@ -44,6 +48,10 @@ def read(data: bytes) -> Header:
     if first is None or not any(counts.values()):
         raise damaged("no pixels")
     width, height, has_alpha, is_animated = _canvas(data, first)
+    if max(width, height) > _MAX_SIDE:
+        raise damaged(f"a canvas of {width} x {height} pixels, which no WebP picture can fill")
+    if is_animated and width * height > _MAX_ANIMATED_PIXELS:
+        raise ImageError("bomb", f"an animation that unfolds to {width} x {height} pixels, several times over")
     notes = meta.notes + notes_of((("trailing_bytes", end < len(data)),))
     frames = max(1, counts[b"ANMF"]) if is_animated else 1
     mode = "RGBA" if has_alpha else "RGB"

@@ -116,6 +116,26 @@ def table_of_kind(path: bytes, kind: str) -> Found:
     return Found(kind, (path,), _base_name(path), os.path.dirname(path) or b".")
 
 
+def tables_in(folder: bytes) -> list[Found]:
+    """Return the tables that lie in a folder or in its ``data`` folder, as dataset repositories have them.
+
+    They are read in the order of their names, and paths in them start in the folder. An empty list = there are none, or
+    tables of several kinds, of which no rule says which one is meant. A lone ``.json`` is as a rule no data.
+    """
+    names = [
+        os.path.join(place, name)
+        for place in (folder, os.path.join(folder, b"data"))
+        if os.path.isdir(place)
+        for name in sorted(os.listdir(place))
+        if not name.startswith(b".") and os.path.isfile(os.path.join(place, name))
+    ]
+    kinds = {name: SUFFIXES.get(os.path.splitext(name)[1][1:].decode("ascii", "replace").lower()) for name in names}
+    tables = [name for name in names if kinds[name] not in {None, "json"}]
+    if len({kinds[name] for name in tables}) != 1:
+        return []
+    return [Found(kinds[name] or "", (name,), _base_name(name), folder) for name in tables]
+
+
 # --- Hugging Face datasets saved to disk --------------------------------------------------------------------
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from vlmbatch.errors import InputError, Problem
 from vlmbatch.inputs.base import DEFAULT_IMAGE_FIELD
-from vlmbatch.inputs.detect import Found, look
+from vlmbatch.inputs.detect import Found, look, tables_in
 from vlmbatch.inputs.folder import FolderSource
 from vlmbatch.inputs.rendering import look_up
 from vlmbatch.inputs.sources import TableSource
@@ -77,6 +77,8 @@ def _look(datasets: Sequence[Dataset]) -> tuple[list[Found], list[Dataset]]:
         except InputError as error:
             problems += error.problems
             continue
+        if not any(one.is_table for one in here):
+            here = tables_in(os.fsencode(dataset.path)) or here
         if dataset.kind == "JSONL":
             here = [replace(one, kind="jsonl") for one in here]
             problems += [

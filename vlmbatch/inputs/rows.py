@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import unquote_to_bytes
 
-from vlmbatch.inputs.base import ImageSource, Item, Rejected, RowError, describe
+from vlmbatch.inputs.base import DEFAULT_IMAGE_FIELD, ImageSource, Item, Rejected, RowError, describe
 from vlmbatch.inputs.texts import PlainText, field_of, question_text
 
 if TYPE_CHECKING:
@@ -69,7 +69,8 @@ class FlagRecipe:
         self._question = options.question_field if options.prompt_template is not None else None
         self.texts: tuple[Text, ...] = (text_of(options, self._image_fields),)
         question = () if options.question_field is None else (options.question_field,)
-        self.columns = (*self._image_fields, *question, *options.id_fields)
+        is_unasked = options.allow_no_image and self._image_fields == (DEFAULT_IMAGE_FIELD,)
+        self.columns = (*(() if is_unasked else self._image_fields), *question, *options.id_fields)
         self.image_columns = frozenset(self._image_fields)
 
     def images(self, row: Mapping[str, Any]) -> list[tuple[str, Any]]:

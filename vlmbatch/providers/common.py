@@ -160,11 +160,13 @@ def as_list(value: Any) -> list[Any]:
 
 def as_text(value: Any) -> str | None:
     """Return text that holds more than blanks, else None."""
-    return value if isinstance(value, str) and value.strip() else None
+    return value if isinstance(value, str) and value and not value.isspace() else None
 
 
 def as_count(value: Any) -> int | None:
     """Return a count that is one: no truth value, nothing negative, no fraction."""
+    if type(value) is int and value >= 0:  # nearly all are; the rest of the rule takes ten times as long
+        return value
     if isinstance(value, bool) or not isinstance(value, int | float) or value < 0 or value != value // 1:
         return None
     return int(value)

@@ -185,14 +185,16 @@ class ChatServer(Adapter):
 def _read_choice(body: dict[str, Any], status_code: int | None) -> Reading:
     choices = [choice for choice in as_list(body["choices"]) if isinstance(choice, dict)]
     notes = [] if choices else ["no_choices"]
+    choice = choices[0] if choices else {}
     if len(choices) > 1:
         notes.append("two_choices")
-    choice = next((one for one in choices if one.get("index") == 0), choices[0] if choices else {})
+        choice = next((one for one in choices if one.get("index") == 0), choice)
     message = as_dict(choice.get("message"))
     said = _Said(message.get("content"))
     text, reasoning = said.answer(notes)
     beside = as_text(message.get("reasoning")) or as_text(message.get("reasoning_content"))
-    reasoning = join_texts([thought for thought in (beside, reasoning) if thought], "\n")
+    if beside is not None:
+        reasoning = beside if reasoning is None else f"{beside}\n{reasoning}"
     finish_reason = as_text(choice.get("finish_reason"))
     ended = ended_by(FINISH_REASONS, finish_reason, notes)
     if text is None and ended is Ended.STOP and (message.get("tool_calls") or message.get("function_call")):
@@ -248,7 +250,7 @@ class _Said:
         if thought is not None:
             notes.append("think_block")
             self._thoughts.append(thought)
-        return as_text(text), join_texts(self._thoughts, "\n")
+        return as_text(text), join_texts(self._thoughts, "\n") if self._thoughts else None
 
 
 def _text_of(piece: Any) -> str:

@@ -11,6 +11,7 @@ import asyncio
 import heapq
 import random
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 
 _OFFLOAD_BYTES: Final = 128 << 10
 """Lines from this size on are read and hashed in a thread, beside the loop."""
+_READERS: Final = 2
+"""Threads for that: hashing is faster than any network, and each thread keeps memory of its own."""
 _TICK_S: Final = 0.25
 
 
@@ -72,6 +75,7 @@ class Sender:
         self._writer = writer
         self._stop = stop
         self._on_event = on_event
+        self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="read")
         self._rng = random.Random()  # noqa: S311  (jitter)
         self._changed = asyncio.Event()
         self._again: list[Job] = []
@@ -101,6 +105,7 @@ class Sender:
                 await asyncio.wait(self._tasks)
         finally:
             ticker.cancel()
+            self._readers.shutdown()
         self._record_left_over()
         self.tally.ended_s = time.monotonic()
         self._show_progress()
@@ -168,9 +173,8 @@ class Sender:
     def _after_task(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         self._changed.set()
-        fault = None if task.cancelled() else task.exception()
-        if fault is not None:
-            self._end(Ending(fault=fault))
+        if not task.cancelled():
+            task.exception()  # it is in the ending already
 
     # --- one try ----------------------------------------------------------------------------------------
 
@@ -187,9 +191,11 @@ class Sender:
             asked = errand.asked[job.entry.output]
             outcome = understand(answer, errand.provider, asked, endpoint, body.nbytes)
             used = self._spend(outcome)
-        except BaseException:
+        except BaseException as error:
             if job.tries:
                 heapq.heappush(self._again, job)  # what was tried before goes on record at the end
+            if isinstance(error, Exception):
+                self._end(Ending(fault=error))
             raise
         finally:
             errand.budget.free(reserve)
@@ -210,7 +216,7 @@ class Sender:
         if entry.length < _OFFLOAD_BYTES:
             line = lines.line(entry)
         else:
-            line = await asyncio.get_running_loop().run_in_executor(None, lines.line, entry)
+            line = await asyncio.get_running_loop().run_in_executor(self._readers, lines.line, entry)
         return memoryview(line)[entry.body_offset : entry.body_offset + entry.body_length]
 
     async def _send(self, job: Job, place: Place, body: memoryview) -> Answer:

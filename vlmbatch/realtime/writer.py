@@ -11,7 +11,7 @@ import os
 import queue
 import threading
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from vlmbatch.jsonl import Appender
 
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from vlmbatch.progress import ProgressFileReporter
+
+OnWritten: TypeAlias = "Callable[[Sequence[bytes]], object]"
+"""Takes lines, without their newlines; what it raises is its own affair, so it must not raise."""
 
 _SYNC_EVERY_S: Final = 5.0
 _END: Final = None
@@ -31,6 +34,7 @@ class ResultsWriter:
         path: The file.
         reporters: Told of every row once its line is written.
         on_failure: Called, in the writer's thread, at the first write that fails.
+        on_written: Told, in the writer's thread, of the lines that the file has now.
 
     Attributes:
         failure: The error of that write, None as long as all is well.
@@ -38,13 +42,19 @@ class ResultsWriter:
     """
 
     def __init__(
-        self, path: str, *, reporters: Sequence[ProgressFileReporter] = (), on_failure: Callable[[], object]
+        self,
+        path: str,
+        *,
+        reporters: Sequence[ProgressFileReporter] = (),
+        on_failure: Callable[[], object],
+        on_written: OnWritten | None = None,
     ) -> None:
         self.path = path
         self.failure: OSError | None = None
         self.lost = 0
         self._reporters = reporters
         self._on_failure = on_failure
+        self._on_written = on_written
         self._queue: queue.SimpleQueue[tuple[bytes, bool | None] | None] = queue.SimpleQueue()
         self._file: Appender | None = None
         self._size = 0
@@ -107,6 +117,8 @@ class ResultsWriter:
             return
         answers = sum(is_answer is True for _, is_answer in taken)
         failures = sum(is_answer is False for _, is_answer in taken)
+        if self._on_written is not None:
+            self._on_written(lines)
         for reporter in self._reporters:
             if answers:
                 reporter.record_completed(answers)

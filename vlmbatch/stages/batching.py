@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections import Counter
 from dataclasses import replace
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from vlmbatch.batch.base import BatchOptions, BatchResult
     from vlmbatch.rundir import IdIndex
     from vlmbatch.stages.task import RunResult, Task
+
+_REHEARSAL_POLL_S = 0.2
+"""A rehearsal's jobs end after some looks, not after hours."""
 
 
 def send(task: Task, key: str | None, options: BatchOptions) -> RunResult:
@@ -49,6 +53,7 @@ def send(task: Task, key: str | None, options: BatchOptions) -> RunResult:
             base_url=base_url,
             key=key,
             timeout_s=asked.policy.timeout_s,
+            poll_interval_s=min(options.poll_interval_s, _REHEARSAL_POLL_S if asked.rehearsal else math.inf),
             resubmit_lost=asked.limit is None and asked.ids is None and asked.num_shards == 1,
             rehearsal=asked.rehearsal,
         )

@@ -32,6 +32,7 @@ _EVENT_BYTES = 1 << 24
 _SPOOL_BUFFER = 1 << 20
 _SEVERAL = 2
 _BILLED = MODEL_ANSWERS - {Status.REFUSAL}
+_ID_START = b'{"custom_id":"'
 _IMAGES_KEY = b',"images":'
 _ROW_KEY = b',"row":'
 _AFTER_IMAGES = (b',"source_line":', b',"output":')
@@ -76,6 +77,7 @@ class Spool:
     def __init__(self, folder: str | None) -> None:
         self._folder = folder
         self._file: IO[bytes] | None = None
+        self._fd = -1
         self._size = 0
 
     def put(self, data: bytes) -> tuple[int, int]:
@@ -83,10 +85,11 @@ class Spool:
         file = self._file
         if file is None:
             file = self._file = tempfile.TemporaryFile(dir=self._folder, buffering=_SPOOL_BUFFER)  # noqa: SIM115
-        offset = self._size
+            self._fd = file.fileno()
+        offset, length = self._size, len(data)
         file.write(data)
-        self._size += len(data)
-        return offset, len(data)
+        self._size += length
+        return offset, length
 
     def flush(self) -> None:
         """Make everything readable by :meth:`get`."""
@@ -95,7 +98,7 @@ class Spool:
 
     def get(self, offset: int, length: int) -> bytes:
         """Return what :meth:`put` took."""
-        return os.pread(self._file.fileno(), length, offset) if self._file is not None else b""
+        return os.pread(self._fd, length, offset)
 
     def of_attempt(self, overlay: Overlay, row: int) -> bytes:
         """Return the half record of an attempt that won when it was read."""
@@ -120,10 +123,14 @@ class _Strangers:
         self.count = 0
         self._problems: list[Problem] = []
 
-    def add(self, outcome: Outcome, code: str, message: str) -> None:
+    def add(self, outcome: Outcome, *, is_known: bool) -> None:
         self.count += 1
-        if len(self._problems) < _NAMED_STRANGERS:
-            self._problems.append(Problem(code, message, outcome.file, outcome.line))
+        if len(self._problems) >= _NAMED_STRANGERS:
+            return
+        code, message = "foreign_id", f"custom_id {outcome.custom_id!r} is not in the manifest"
+        if is_known:
+            code, message = "foreign_line", f"{outcome.custom_id} answers a line of another hash than ours"
+        self._problems.append(Problem(code, message, outcome.file, outcome.line))
 
     def refuse(self) -> None:
         if self.count:
@@ -182,40 +189,26 @@ class Merge:
     def _take_file(self, reader: Reader, read: Read, facts: FileFacts, strangers: _Strangers) -> Iterator[int]:
         """Take in one file; yield the offset now and then."""
         number, told = len(read.files) - 1, 0
-        ledger, overlay, asked, provider, rehearsal = (
-            self.ledger,
-            read.overlay,
-            self.asked,
-            self.provider,
-            self.rehearsal,
-        )
+        ledger, overlay, spool, asked = self.ledger, read.overlay, self.spool, self.asked
         for outcome in reader:
-            if outcome.rehearsal is not rehearsal:
+            if outcome.rehearsal is not self.rehearsal:
                 facts.left_out += 1
                 continue
             position = ledger.position(outcome.custom_id)
-            if not self._belongs(outcome, position, strangers):
+            if position < 0 or not ledger.has_hash(position, outcome.line_sha256):
+                strangers.add(outcome, is_known=position >= 0)
                 continue
             wanted = asked[ledger.output_of[position]]
-            reading, verdict = attempts.judge(outcome, provider, wanted)
+            reading, verdict = attempts.judge(outcome, self.provider, wanted)
             kind = overlay.kind_number(self._kind(number, outcome, reading, verdict))
             overlay.add(position, kind, outcome.line, reading.usage, outcome.latency_s)
             if self.has_records:
                 half = half_record(outcome, reading, verdict, is_json=wanted.json)
-                overlay.spooled(self.spool.put(jsonl.dumps(half)))
+                overlay.spooled(spool.put(jsonl.dumps(half)))
             if outcome.offset - told > _EVENT_BYTES:
                 told = outcome.offset
                 yield told
         facts.records, facts.torn_lines = reader.lines, reader.torn
-
-    def _belongs(self, outcome: Outcome, position: int, strangers: _Strangers) -> bool:
-        if position < 0:
-            strangers.add(outcome, "foreign_id", f"custom_id {outcome.custom_id!r} is not in the manifest")
-        elif outcome.line_sha256 is not None and not self.ledger.has_hash(position, outcome.line_sha256):
-            strangers.add(outcome, "foreign_line", f"{outcome.custom_id} answers a line of another hash than ours")
-        else:
-            return True
-        return False
 
     def _kind(self, number: int, outcome: Outcome, reading: Reading, verdict: Verdict) -> tuple[Any, ...]:
         """Return the fields of the attempt's :class:`~vlmbatch.stages.overlay.Kind`."""
@@ -329,24 +322,24 @@ def iter_records(
         reviews: What reviewers said, by manifest line.
     """
     overlay = read.overlay
-    winner, offsets, lengths = overlay.winner, overlay.spool_offset, overlay.spool_length
-    lines, kind, kinds = overlay.line, overlay.kind, overlay.kinds
-    sources = [b',"source_file":' + jsonl.dumps(file.name) + b',"source_line":' for file in read.files]
-    nothing = missing_half(rehearsal=rehearsal)[1:-1]
-    for position, line in enumerate(jsonl.iter_lines(run.file(rundir.MANIFEST))):
-        cut = cut_entry(line.data, position)
-        attempt = winner[position]
+    offsets, lengths, lines = overlay.spool_offset, overlay.spool_length, overlay.line
+    kind, kinds, get = overlay.kind, overlay.kinds, spool.get
+    sources = [b',"source_file":%b,"source_line":' % jsonl.dumps(file.name) for file in read.files]
+    nothing = missing_half(rehearsal=rehearsal)
+    manifest = jsonl.iter_lines(run.file(rundir.MANIFEST))
+    for position, ((_, _, line, _), attempt) in enumerate(zip(manifest, overlay.winner, strict=True)):
+        head, images, place, row = cut_entry(line, position)
         if attempt < 0:
-            half, source = nothing, b',"source_file":null,"source_line":null'
+            half, source, beaten = nothing, b',"source_file":null,"source_line":null', b"[]"
         else:
-            half = spool.get(offsets[attempt], lengths[attempt])[1:-1]
-            source = sources[kinds[kind[attempt]].file] + b"%d" % lines[attempt]
-        beaten = _superseded(read, spool, position)
+            half = get(offsets[attempt], lengths[attempt])
+            source = b"%b%d" % (sources[kinds[kind[attempt]].file], lines[attempt])
+            beaten = _superseded(read, spool, position)
         review = jsonl.dumps(reviews[position]) if position in reviews else b"null"
-        data = b'{"custom_id":"%b",%b%b%b,"superseded":%b,"review":%b,"row":%b}' % (
-            cut.custom_id, half, cut.images, source, beaten, review, cut.row,
+        data = b'%b,%b%b%b,"superseded":%b,"review":%b,"row":%b}' % (
+            head, half[1:-1], images, source, beaten, review, row,
         )  # fmt: skip
-        yield Line(data, cut.row, cut.place)
+        yield Line(data, row, place)
 
 
 def _superseded(read: Read, spool: Spool, position: int) -> bytes:
@@ -369,34 +362,28 @@ def _superseded(read: Read, spool: Spool, position: int) -> bytes:
     )
 
 
-class Cut(NamedTuple):
-    """Pieces of a manifest line, as the bytes that stand there: ``images`` with its key, the rest without."""
-
-    custom_id: bytes
-    images: bytes
-    place: bytes
-    row: bytes
-
-
-def cut_entry(data: bytes, position: int) -> Cut:
-    """Cut a manifest line into the pieces that a record takes over.
+def cut_entry(data: bytes, position: int) -> tuple[bytes, bytes, bytes, bytes]:
+    """Cut a manifest line into what a record takes over, as the bytes that stand there.
 
     The keys that are looked for cannot stand inside a JSON string, where their quotes would be escaped; the order
     of the keys is that of build.
+
+    Returns:
+        The id as the start of an object (``{"custom_id":"…"``), the images with comma and key before them, what stands
+        between them and the row, without the comma (``"source_line":1,"output":"x"``, or nothing), and the row.
 
     Raises:
         IntegrityError: The line is damaged.
     """
     row = data.find(_ROW_KEY)
     start = data.find(_IMAGES_KEY, 0, row)
-    if start < 0:
+    if start < 0 or not data.startswith(_ID_START):
         entry = rundir.parse_entry(data, position)
-        return Cut(entry.custom_id.encode(), _IMAGES_KEY + jsonl.dumps(entry.images), b"", entry.row)
+        head = b'%b%b"' % (_ID_START, entry.custom_id.encode())
+        return head, _IMAGES_KEY + jsonl.dumps(entry.images), b"", entry.row
     end = row
     for key in _AFTER_IMAGES:
         found = data.find(key, start, end)
         end = end if found < 0 else found
-    first = data.index(b'"', data.index(b":")) + 1
-    return Cut(
-        data[first : data.index(b'"', first)], data[start:end], data[end + 1 : row], data[row + len(_ROW_KEY) : -1]
-    )
+    head_end = data.index(b'"', len(_ID_START)) + 1
+    return data[:head_end], data[start:end], data[end + 1 : row], data[row + len(_ROW_KEY) : -1]

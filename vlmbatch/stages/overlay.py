@@ -53,11 +53,12 @@ class Ledger:
         self.outputs: list[str] = []
         self.output_of = array("B")
         seen: dict[str, int] = {}
-        for position, line in enumerate(jsonl.iter_lines(run.file(rundir.MANIFEST))):
-            custom_id, digest, output = read_head(line.data, position)
-            self._index.add(custom_id)
-            self._hashes += digest
-            self.output_of.append(seen.setdefault(output, len(seen)))
+        add, hashes, note = self._index.add, self._hashes, self.output_of.append
+        for position, (_, _, line, _) in enumerate(jsonl.iter_lines(run.file(rundir.MANIFEST))):
+            custom_id, digest, output = read_head(line, position)
+            add(custom_id)
+            hashes += digest
+            note(seen.setdefault(output, len(seen)))
         self.outputs = list(seen) or [""]
 
     def __len__(self) -> int:
@@ -72,8 +73,10 @@ class Ledger:
         """Return the 0-based manifest line of an id, -1 where the manifest has no such id."""
         return self._index.position(custom_id)
 
-    def has_hash(self, position: int, line_sha256: str) -> bool:
-        """Tell whether a line of the manifest has this hash."""
+    def has_hash(self, position: int, line_sha256: str | None) -> bool:
+        """Tell whether a line of the manifest has this hash; an attempt that tells none (None) is not judged by it."""
+        if line_sha256 is None:
+            return True
         start = position * _HASH_BYTES
         try:
             return self._hashes[start : start + _HASH_BYTES] == bytes.fromhex(line_sha256)

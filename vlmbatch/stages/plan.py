@@ -63,6 +63,7 @@ class BuildOptions:
     image_base_path: str | None = None
     image_order: str = "first"
     encoding: str | None = None
+    delimiter: str | None = None
     allow_outside: bool = False
     allow_no_image: bool = False
     follow_links: bool = False
@@ -133,6 +134,9 @@ def _plan_config(options: BuildOptions) -> Plan:
 
     refused = {
         "SOURCE: the pipeline file names its datasets": bool(options.sources),
+        "--prompt, --prompt-file, --prompt-template: the file's outputs say it": bool(
+            options.prompt or options.prompt_file or options.prompt_template
+        ),
         "--response-format, --json-schema: the file's outputs say it": bool(
             options.response_format or options.json_schema
         ),
@@ -154,7 +158,7 @@ def _plan_config(options: BuildOptions) -> Plan:
     return Plan(
         options=options,
         provider=options.provider or providers.LOCAL_DEFAULT,
-        source=open_pipeline(pipeline, _source_options(options, options.prompt)),
+        source=open_pipeline(pipeline, _source_options(options, None)),
         asks={one.name: replace(ask, json_answer=one.is_json, json_schema=one.schema) for one in pipeline.outputs},
         verbatim={**verbatim, "config": Verbatim(pipeline.name, pipeline.data)},
         answer={
@@ -240,6 +244,7 @@ def _source_options(options: BuildOptions, prompt: str | None) -> inputs.SourceO
         image_base_path=options.image_base_path,
         image_order=options.image_order,
         encoding=options.encoding,
+        delimiter=options.delimiter,
         allow_outside=options.allow_outside,
         allow_no_image=options.allow_no_image,
         follow_links=options.follow_links,

@@ -89,15 +89,22 @@ class Press:
         Raises:
             InputError: There are bad inputs, or nothing to build.
         """
-        total = getattr(self._plan.source, "total", None)
+        try:
+            self._take(made, on_event)
+        except InputError as error:
+            # The table as a whole is at fault; the bad rows that came before are told with it.
+            raise InputError(error.message, hint=error.hint, problems=[*self._problems, *error.problems]) from None
+        self._refuse_bad()
+
+    def _take(self, made: Iterable[Made | Rejected], on_event: Callable[[Event], None] | None) -> None:
+        source = self._plan.source
         for done, one in enumerate(made, start=1):
             if isinstance(one, Rejected):
                 self._reject(one)
             elif not self._bad or self._plan.options.skip_bad:
                 self._put(one)
             if on_event:
-                on_event(Event("progress", "build", done=done, total=total))
-        self._refuse_bad()
+                on_event(Event("progress", "build", done=done, total=source.total))
 
     def _put(self, made: Made) -> None:
         frozen, item = made.frozen, made.item
@@ -213,7 +220,7 @@ class Press:
         }
 
     def _request(self) -> Any:
-        """Return what is asked apart from prompt and images; where outputs differ, each one's params by name."""
+        """Return what is asked apart from prompt and images; where outputs have names, each one's params by name."""
         asks = self._plan.asks
         request: dict[str, Any] = {
             "method": "POST",
@@ -223,7 +230,7 @@ class Press:
         headers = self._provider.frozen_headers(self._ask)
         if headers:
             request["headers"] = headers
-        if len(asks) > 1:
+        if "" not in asks:
             request["outputs"] = {name: self._provider.params(ask) for name, ask in asks.items()}
         return request
 

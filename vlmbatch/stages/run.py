@@ -23,12 +23,14 @@ from vlmbatch.stop import Stop
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from vlmbatch.realtime.writer import OnWritten
     from vlmbatch.records import Event
     from vlmbatch.rundir import RunDir
 
 __all__ = ["RunOptions", "RunResult", "run"]
 
 DEFAULT_OUT = "run.jsonl"
+_REALTIME = "realtime"
 
 
 def run(
@@ -38,6 +40,7 @@ def run(
     key: str | None,
     on_event: Callable[[Event], None] | None = None,
     stop: Stop | None = None,
+    on_written: OnWritten | None = None,
 ) -> RunResult:
     """Send what has to be sent.
 
@@ -47,6 +50,8 @@ def run(
         key: The API key, None where none is needed; it goes into the headers and nowhere else.
         on_event: Told of progress, warnings and notes, from the calling thread.
         stop: Asked when the user wants to stop.
+        on_written: Told of attempts of this command once the results file has them, as its lines, from a thread of its
+            own (the realtime channel alone; it must not raise).
 
     Raises:
         InputError: Wrong options, or another run works on the same part.
@@ -58,7 +63,7 @@ def run(
     name = results_name(options)
     with _locked(run_dir, options):
         _verify(run_dir, options, on_event)
-        task = look_up(run_dir, provider, options, stop=stop or Stop(), on_event=on_event)
+        task = look_up(run_dir, provider, options, stop=stop or Stop(), on_event=on_event, on_written=on_written)
         if options.pending is not None:
             return _write_pending(task, options.pending)
         return _CHANNELS[options.channel](task, name, key)
@@ -77,7 +82,7 @@ def _send_batches(task: Task, _name: str | None, key: str | None) -> RunResult:
 
 
 _CHANNELS: dict[str, Callable[[Task, str | None, str | None], RunResult]] = {
-    "realtime": _send_realtime,
+    _REALTIME: _send_realtime,
     "batch": _send_batches,
 }
 """How rows are sent, by ``--channel``: given the task, the results file's name, and the key."""
@@ -102,6 +107,9 @@ def check_options(options: RunOptions) -> None:
         "--rate-limit-delay must not be negative": options.rate_limit_delay_s < 0,
         "--shard-id must be at least 0 and less than --num-shards": not 0 <= options.shard_id < options.num_shards,
         "--verify takes full or lines": options.verify not in {"full", "lines"},
+        "--serve goes without --base-url, --rehearsal and --channel batch": (
+            options.serve is not None and (bool(options.base_urls) or options.rehearsal or options.channel != _REALTIME)
+        ),
         "--faults goes with --rehearsal": options.faults is not None and not options.rehearsal,
         "--retry-status missing: such rows are sent anyway": Status.MISSING in options.retry_status,
         "--retry-status and --no-resume exclude each other": bool(options.retry_status) and not options.resume,

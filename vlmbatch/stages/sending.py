@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator, Sequence
     from decimal import Decimal
 
-    from vlmbatch.stages.task import RunResult, Task
+    from vlmbatch.serve import Serve
+    from vlmbatch.stages.task import RunOptions, RunResult, Task
 
 _REHEARSAL_KEY = "rehearsal"
 
@@ -45,7 +46,7 @@ def send(task: Task, name: str | None, key: str | None) -> RunResult:
     """
     with _addresses(task) as base_urls:
         endpoints = _endpoints(task, base_urls)
-        if not task.options.rehearsal:
+        if not task.options.rehearsal and task.options.serve is None:
             _need_key(task, endpoints, key)
         if not task.selection.to_send:
             return task.result(endpoints=_told(endpoints))
@@ -55,8 +56,12 @@ def send(task: Task, name: str | None, key: str | None) -> RunResult:
 
 @contextlib.contextmanager
 def _addresses(task: Task) -> Iterator[tuple[str, ...]]:
-    """Yield the base URLs; a rehearsal's server lives as long as the block."""
+    """Yield the base URLs; a rehearsal's server, or one of the user's, lives as long as the block."""
     options = task.options
+    if options.serve is not None:
+        with _served(task, options.serve) as base_urls:
+            yield base_urls
+        return
     if not options.rehearsal:
         given = tuple(dict.fromkeys(check_base_url(url) for url in options.base_urls))
         yield given or (task.provider.default_base_url(),)
@@ -66,6 +71,21 @@ def _addresses(task: Task) -> Iterator[tuple[str, ...]]:
 
     with serve(load_faults(options.faults) if options.faults else None) as server:
         yield (server.base_url,)
+
+
+@contextlib.contextmanager
+def _served(task: Task, serve: Serve) -> Iterator[tuple[str, ...]]:
+    """Yield the base URL of a server of the user's own; with nothing to send none is started."""
+    if not task.selection.to_send:
+        yield ()
+        return
+    from vlmbatch.serve import LOGS, serving
+
+    log = task.run.file(f"{LOGS}/serve-{task.options.shard_id:04d}.log")
+    task.note(f"starting the server; its log is {log}")
+    with serving(serve, model=task.run.info["model"], log=log, stop=task.stop) as base_url:
+        task.note(f"the server answers at {base_url}")
+        yield (base_url,)
 
 
 def _endpoints(task: Task, base_urls: Sequence[str]) -> list[Endpoint]:
@@ -119,6 +139,11 @@ def _in_loop(main: Callable[[], Coroutine[Any, Any, RunResult]]) -> RunResult:
         return pool.submit(lambda: asyncio.run(main())).result()
 
 
+def _progress_name(options: RunOptions) -> str:
+    """Return the run's progress file; each part of a run has one of its own, for they run at the same time."""
+    return rundir.PROGRESS if options.num_shards == 1 else f"progress-task-{options.shard_id:04d}.json"
+
+
 class _Session:
     """One sending: everything that lives as long as the loop."""
 
@@ -154,6 +179,7 @@ class _Session:
             self._task.run.file(self._results),
             reporters=reporters,
             on_failure=lambda: loop.call_soon_threadsafe(self._disk_failed, sender, writer),
+            on_written=self._task.on_written,
         )
         sender = Sender(
             self._errand(lines),
@@ -200,7 +226,7 @@ class _Session:
     def _reporters(self) -> list[ProgressFileReporter]:
         """Return the progress files, started from what was settled before."""
         task, selection = self._task, self._task.selection
-        paths = [task.run.file(rundir.PROGRESS)]
+        paths = [task.run.file(_progress_name(task.options))]
         if task.options.progress_path is not None:
             paths.append(task.options.progress_path)
         extra = {"rehearsal": True} if task.options.rehearsal else {}

@@ -22,8 +22,10 @@ if TYPE_CHECKING:
     from vlmbatch.batch.base import BatchResult
     from vlmbatch.prices import Rates
     from vlmbatch.providers.base import Provider
+    from vlmbatch.realtime.writer import OnWritten
     from vlmbatch.records import Reading
     from vlmbatch.rundir import IdIndex, RunDir
+    from vlmbatch.serve import Serve
     from vlmbatch.stop import Stop
 
 
@@ -35,6 +37,7 @@ class RunOptions:
         channel: ``realtime`` (one by one) or ``batch`` (jobs of the provider's batch API).
         batch: How jobs are sent and watched; address, key and what follows from the rest are filled in.
         base_urls: Where to send; empty = the provider's own address.
+        serve: A server to start for as long as rows are sent, instead of an address; None = there is one.
         concurrency: Open requests per endpoint, at most.
         limit: Send a sample of so many rows, spread evenly over the whole run, the same every time.
         ids: A file of custom_ids: send these, whatever they have.
@@ -60,6 +63,7 @@ class RunOptions:
     channel: str = "realtime"
     batch: BatchOptions = field(default_factory=BatchOptions)
     base_urls: tuple[str, ...] = ()
+    serve: Serve | None = None
     concurrency: int = 32
     limit: int | None = None
     ids: str | None = None
@@ -176,6 +180,7 @@ class Task:
         is_fresh: Whether the run has no answer yet.
         stop: The user's wish to stop.
         on_event: Told of progress.
+        on_written: Told of attempts once the disk has them.
     """
 
     run: RunDir
@@ -187,6 +192,7 @@ class Task:
     is_fresh: bool
     stop: Stop
     on_event: Callable[[Event], None] | None
+    on_written: OnWritten | None = None
 
     def note(self, message: str) -> None:
         """Say something that one may want to know."""
@@ -219,6 +225,7 @@ def look_up(
     *,
     stop: Stop,
     on_event: Callable[[Event], None] | None,
+    on_written: OnWritten | None = None,
 ) -> Task:
     """Read what is settled and decide what has to be sent.
 
@@ -251,6 +258,7 @@ def look_up(
         is_fresh=resume.Mark.ANSWERED not in standing.marks,
         stop=stop,
         on_event=on_event,
+        on_written=on_written,
     )
 
 

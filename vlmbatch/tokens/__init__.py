@@ -105,7 +105,7 @@ class Scheme:
             raise InputError(f"{width} x {height} is no size of an image", hint="give WIDTHxHEIGHT in pixels")
         try:
             seen = RULES[self.rule](width, height, **self.params)
-        except TypeError as error:
+        except (TypeError, ArithmeticError) as error:
             raise InputError(
                 f"scheme {self.name}: {error}", hint="name a model that has a row, or a scheme file"
             ) from None

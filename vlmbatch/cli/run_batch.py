@@ -1,0 +1,129 @@
+"""The batch half of vlmbatch run: its flags, and what a person reads about the jobs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from vlmbatch.console import out, safe
+from vlmbatch.errors import InputError
+
+if TYPE_CHECKING:
+    from vlmbatch.batch.base import BatchOptions, BatchResult, JobReport
+
+PANEL = "Batch jobs (--channel batch)"
+
+PollIntervalOption = Annotated[
+    float, typer.Option("--poll-interval", metavar="S", help="Longest time between two looks.", rich_help_panel=PANEL)
+]
+DetachOption = Annotated[
+    bool, typer.Option("--detach", help="Submit, then return; the same command fetches.", rich_help_panel=PANEL)
+]
+StatusOption = Annotated[bool, typer.Option("--status", help="Only say where open jobs stand.", rich_help_panel=PANEL)]
+CancelOption = Annotated[
+    bool, typer.Option("--cancel", help="End open jobs; keep what they did.", rich_help_panel=PANEL)
+]
+MaxInFlightOption = Annotated[
+    int | None, typer.Option("--max-in-flight-batches", metavar="N", help="Jobs open at once.", rich_help_panel=PANEL)
+]
+MaxEnqueuedOption = Annotated[
+    int | None,
+    typer.Option("--max-enqueued-tokens", metavar="N", help="Input tokens in open jobs.", rich_help_panel=PANEL),
+]
+
+
+def batch_options(
+    *,
+    channel: str,
+    poll_interval: float,
+    detach: bool,
+    status: bool,
+    cancel: bool,
+    max_in_flight: int | None,
+    max_enqueued: int | None,
+) -> BatchOptions:
+    """Return what the flags say.
+
+    Raises:
+        InputError: They make no sense, or are for the other channel.
+    """
+    from vlmbatch.batch.base import BatchOptions
+
+    given = {
+        "--detach": detach,
+        "--status": status,
+        "--cancel": cancel,
+        "--max-in-flight-batches": max_in_flight is not None,
+        "--max-enqueued-tokens": max_enqueued is not None,
+    }
+    named = [flag for flag, is_given in given.items() if is_given]
+    if named and channel != "batch":
+        raise InputError(f"{', '.join(named)}: for batch jobs alone", hint="add --channel batch, or leave it out")
+    if status and cancel:
+        raise InputError("--status and --cancel exclude each other", hint="give one of them")
+    if poll_interval <= 0 or min(max_in_flight or 1, max_enqueued or 1) < 1:
+        raise InputError("--poll-interval, --max-in-flight-batches and --max-enqueued-tokens must be positive")
+    return BatchOptions(
+        action="status" if status else "cancel" if cancel else "send",
+        detach=detach,
+        poll_interval_s=poll_interval,
+        max_in_flight=max_in_flight,
+        max_enqueued_tokens=max_enqueued,
+    )
+
+
+def batch_data(result: BatchResult | None) -> dict[str, Any] | None:
+    """Return what became of the jobs, as JSON; None for the other channel."""
+    if result is None:
+        return None
+    return {
+        "submitted": result.submitted,
+        "adopted": result.adopted,
+        "downloaded": result.downloaded,
+        "rows_open": result.rows_open,
+        "rows_waiting": result.rows_waiting,
+        "jobs": [_job_data(job) for job in result.jobs],
+    }
+
+
+def _job_data(job: JobReport) -> dict[str, Any]:
+    return {
+        "batch_id": job.batch_id or None,
+        "shard": job.shard or None,
+        "requests": job.requests,
+        "state": job.state or None,
+        "is_over": job.is_over,
+        "why": job.why or None,
+        "flaws": [
+            {"code": flaw.code, "message": flaw.message, "custom_id": flaw.where or None, "line": flaw.line}
+            for flaw in job.flaws
+        ],
+        "files": list(job.files),
+    }
+
+
+def print_batch(result: BatchResult) -> None:
+    """Say what became of each job, and what is left."""
+    for job in result.jobs:
+        out(f"job {safe(job.batch_id or '(no id yet)')}: {_about(job)}")
+        for flaw in job.flaws:
+            out(f"  {safe(flaw.code)}: {safe(str(flaw))}")
+    done = [
+        f"{result.submitted} submitted",
+        f"{result.adopted} found and taken up" if result.adopted else "",
+        f"{result.downloaded} fetched",
+    ]
+    out(f"jobs: {', '.join(part for part in done if part)}")
+    if result.rows_open:
+        out(f"open: {result.rows_open:,} row(s) in jobs that have not ended; the same command looks after them")
+    if result.rows_waiting:
+        out(f"waiting: {result.rows_waiting:,} row(s) in no job yet; the same command submits them")
+
+
+def _about(job: JobReport) -> str:
+    what = job.shard or f"{job.requests:,} single row(s)"
+    state = job.state or "not known at the provider"
+    files = f" -> {', '.join(job.files)}" if job.files else ""
+    why = f" ({job.why})" if job.why else ""
+    return safe(f"{what}, {job.requests:,} row(s), {state}{why}{files}")

@@ -1,0 +1,161 @@
+"""A model server of one's own: started for a run, waited for, and stopped with it.
+
+The command is a template in which ``{model}`` and ``{port}`` are filled in word by word; no shell ever sees it. The
+server gets a process group of its own, so that the workers which it starts end with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from vlmbatch.errors import InputError, Interrupted, Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from vlmbatch.stop import Stop
+
+HOST: Final = "127.0.0.1"
+LOGS: Final = "logs"
+"""Folder of the run in which servers' logs are kept."""
+
+_LOOK_EVERY_S: Final = 0.25
+_LOOK_TIMEOUT_S: Final = 5.0
+_GRACE_S: Final = 10.0
+_SHOWN_LINES: Final = 12
+_SHOWN_BYTES: Final = 1 << 14
+_OK: Final = 200
+_NOT_FOUND: Final = 404
+
+
+@dataclass(frozen=True, slots=True)
+class Serve:
+    """How a server is started.
+
+    Attributes:
+        command: The command line, with ``{port}`` and, where it is wanted, ``{model}`` in it.
+        wait_s: Seconds that it may take until it answers.
+    """
+
+    command: str
+    wait_s: float = 1800.0
+
+    def words(self, *, model: str, port: int) -> list[str]:
+        """Return the command's words with the model and the port filled in; other braces stay as they are.
+
+        Raises:
+            InputError: The command is no command line, or does not say where the port goes.
+        """
+        try:
+            words = shlex.split(self.command)
+        except ValueError as error:
+            raise InputError(f"--serve: no command line ({error})", hint="check the quotes") from None
+        if not any("{port}" in word for word in words):
+            raise InputError(
+                "--serve: the command does not say where the port goes",
+                hint="for example: --serve 'vllm serve {model} --port {port}'",
+            )
+        return [word.replace("{port}", str(port)).replace("{model}", model) for word in words]
+
+
+@contextlib.contextmanager
+def serving(serve: Serve, *, model: str, log: str, stop: Stop) -> Iterator[str]:
+    """Run a server as long as the block lasts; yield its base URL once it answers.
+
+    Args:
+        serve: How it is started.
+        model: The model's name, for ``{model}``.
+        log: File to which its output is appended; its folder is made.
+        stop: Looked at while the server is waited for.
+
+    Raises:
+        InputError: It cannot be started, ended before it answered, or took too long.
+        Interrupted: The user asked to stop in the meantime.
+    """
+    port = free_port()
+    words = serve.words(model=model, port=port)
+    os.makedirs(os.path.dirname(log), exist_ok=True)
+    with open(log, "ab", buffering=0) as file:
+        try:
+            process = subprocess.Popen(  # noqa: S603  (words that the user gave, without a shell)
+                words, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+            )
+        except OSError as error:
+            raise InputError(
+                f"--serve: {words[0]} cannot be started ({error.strerror})", hint="check the command"
+            ) from None
+    try:
+        _wait(process, port, log, serve.wait_s, stop)
+        yield f"http://{HOST}:{port}"
+    finally:
+        _end(process)
+
+
+def free_port() -> int:
+    """Return a port of this machine on which nothing listens now."""
+    with socket.socket() as one:
+        one.bind((HOST, 0))
+        return int(one.getsockname()[1])
+
+
+def is_healthy(host: str, port: int, *, timeout_s: float = _LOOK_TIMEOUT_S) -> bool:
+    """Tell whether a server is ready: ``/health`` says so, or, where there is no such page, ``/v1/models``."""
+    status = _status(host, port, "/health", timeout_s)
+    return (_status(host, port, "/v1/models", timeout_s) if status == _NOT_FOUND else status) == _OK
+
+
+def _status(host: str, port: int, path: str, timeout_s: float) -> int | None:
+    connection = http.client.HTTPConnection(host, port, timeout=timeout_s)
+    try:
+        connection.request("GET", path)
+        return connection.getresponse().status
+    except (OSError, http.client.HTTPException):
+        return None
+    finally:
+        connection.close()
+
+
+def _wait(process: subprocess.Popen[bytes], port: int, log: str, wait_s: float, stop: Stop) -> None:
+    """Wait until the server answers."""
+    until = time.monotonic() + wait_s
+    while not is_healthy(HOST, port):
+        if stop.level:
+            raise Interrupted("interrupted while the server was starting", hint="the same command starts it again")
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            status = process.wait(_LOOK_EVERY_S)
+            raise _failed(f"--serve: the server ended with status {status} before it answered", log)
+        if time.monotonic() > until:
+            raise _failed(f"--serve: the server did not answer within {wait_s:.0f} s", log)
+
+
+def _failed(message: str, log: str) -> InputError:
+    """Return an error that shows the end of the server's log."""
+    with open(log, "rb") as file:
+        file.seek(max(0, os.path.getsize(log) - _SHOWN_BYTES))
+        lines = file.read().decode("utf-8", "replace").splitlines()[-_SHOWN_LINES:]
+    problems = [Problem("server", line) for line in lines if line.strip()]
+    return InputError(message, hint=f"its whole log is {log}; nothing was sent", problems=problems)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End the server and whatever it started: ask first, then insist."""
+    _signal(process, signal.SIGTERM)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(_GRACE_S)
+    _signal(process, signal.SIGKILL)
+    process.wait()
+
+
+def _signal(process: subprocess.Popen[bytes], number: int) -> None:
+    # The session's leader is the group's, too; the group can outlive it.
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, number)
