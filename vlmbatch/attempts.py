@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 _OK_FIRST, _OK_LAST = 200, 299
 _OURS = b'{"schema":"%s","custom_id":"' % ATTEMPT_SCHEMA.encode()
 _ANSWERED = b',"answered":true}\n'
-_START_EVENTS = ("submitted", "intent", "seen", "downloaded")
-"""Whose ``at`` tells when a job began: the first of these that the journal holds for it."""
 
 
 class Outcome(NamedTuple):
@@ -88,11 +86,21 @@ class Settled(NamedTuple):
 
 
 class Job(NamedTuple):
-    """One provider batch job: its id, the shard its lines are from, when it began."""
+    """One provider batch job, as far as the journal tells.
 
-    batch_id: str
-    shard: str
-    started_at: str | None
+    Attributes:
+        batch_id: The provider's id.
+        shard: The shard that it was, empty where it was a choice of rows.
+        started_at: When it was submitted.
+        sha256: Digest of its lines, empty = not told.
+        requests: Number of its lines, 0 = not told.
+    """
+
+    batch_id: str = ""
+    shard: str = ""
+    started_at: str | None = None
+    sha256: str = ""
+    requests: int = 0
 
 
 class Journal:
@@ -105,9 +113,10 @@ class Journal:
         self._jobs: dict[str, Job] = {}
         self._by_name: dict[str, str] = {}
         self._by_hash: dict[tuple[int, str], str] = {}
-        rank: dict[str, int] = {}
         for event in events:
-            self._fold(event, rank)
+            key = event.get("job") or event.get("batch_id")
+            if key:
+                self._fold(str(key), event)
 
     @classmethod
     def load(cls, run: RunDir) -> Journal:
@@ -118,30 +127,30 @@ class Journal:
         events = (jsonl.parse_object(line.data) for line in jsonl.iter_lines(path))
         return cls(event for event in events if event is not None)
 
-    def _fold(self, event: Mapping[str, Any], rank: dict[str, int]) -> None:
-        batch_id, name = str(event.get("batch_id") or ""), event.get("event")
-        if not batch_id or name not in _START_EVENTS:
-            return
-        order = _START_EVENTS.index(name)
-        known = self._jobs.get(batch_id)
-        if known is None or order < rank[batch_id]:
-            at = event.get("at")
-            shard = event.get("shard") or (known.shard if known else "")
-            self._jobs[batch_id] = Job(batch_id, str(shard), at if isinstance(at, str) else None)
-            rank[batch_id] = order
+    def _fold(self, key: str, event: Mapping[str, Any]) -> None:
+        """Take one event into account; what it does not tell stays as it was told before."""
+        name, at, known = event.get("event"), event.get("at"), self._jobs.get(key, Job())
+        is_start = name == "submitted" or known.started_at is None
+        self._jobs[key] = Job(
+            str(event.get("batch_id") or known.batch_id),
+            str(event.get("shard") or known.shard),
+            at if is_start and isinstance(at, str) else known.started_at,
+            str(event.get("sha256") or known.sha256),
+            event["requests"] if isinstance(event.get("requests"), int) else known.requests,
+        )
         for ref in event.get("files") or () if name == "downloaded" else ():
-            self._by_name[os.path.basename(str(ref.get("file")))] = batch_id
+            self._by_name[os.path.basename(str(ref.get("file")))] = key
             if "sha256" in ref and "bytes" in ref:
-                self._by_hash[ref["bytes"], ref["sha256"]] = batch_id
+                self._by_hash[ref["bytes"], ref["sha256"]] = key
 
     def job(self, path: str) -> Job | None:
         """Return the job that a raw file came from, None where the journal does not know it."""
-        batch_id = self._by_name.get(os.path.basename(path))
-        if batch_id is None and self._by_hash:
+        key = self._by_name.get(os.path.basename(path))
+        if key is None and self._by_hash:
             size = os.path.getsize(path)
             if any(size == known for known, _ in self._by_hash):
-                batch_id = self._by_hash.get((size, jsonl.sha256_file(path)[0]))
-        return self._jobs.get(batch_id or "")
+                key = self._by_hash.get((size, jsonl.sha256_file(path)[0]))
+        return None if key is None else self._jobs[key]
 
 
 # --- reading -------------------------------------------------------------------------------------------------
@@ -155,6 +164,7 @@ class Reader:
             repaired.
         lines: Lines that could be read.
         name: The file as records name it.
+        job: The batch job that it came from, None where the journal knows none.
     """
 
     def __init__(self, path: str, run: RunDir, provider: Provider, journal: Journal | None = None) -> None:
@@ -163,7 +173,7 @@ class Reader:
         self.torn = 0
         self.lines = 0
         self._provider = provider
-        self._job = journal.job(path) if journal else None
+        self.job = journal.job(path) if journal else None
         self._rehearsal = os.path.basename(path).startswith(rundir.REHEARSAL_PREFIX)
 
     def __iter__(self) -> Iterator[Outcome]:
@@ -246,7 +256,7 @@ class Reader:
             line.status_code,
             line.body,
             line.error,
-            self._job.started_at if self._job else None,
+            self.job.started_at if self.job else None,
             latency_s if isinstance(latency_s, int | float) else None,
             "batch",
             "",

@@ -466,3 +466,51 @@ def test_reviews_named_but_absent_are_an_error(run: RunDir) -> None:
 def test_statuses_cover_the_closed_list(run: RunDir) -> None:
     """The counts name all nine statuses, zeros too."""
     assert list(collect(run).summary["counts"]) == [status.value for status in Status]
+
+
+# --- batch jobs ----------------------------------------------------------------------------------------------
+
+
+def _job(run: RunDir, name: str, **intent: Any) -> None:
+    """Write the journal of one job whose output file is ``name``."""
+    sha256, size = jsonl.sha256_file(run.file(f"results/{name}"))
+    file = {"file": f"results/{name}", "sha256": sha256, "bytes": size}
+    events = [
+        {"event": "intent", "job": "k", "at": "2026-01-01T00:00:00Z", **intent},
+        {"event": "submitted", "job": "k", "at": "2026-01-01T00:01:00Z", "batch_id": "b"},
+        {"event": "downloaded", "job": "k", "at": "2026-01-01T09:00:00Z", "batch_id": "b", "files": [file]},
+    ]
+    Path(run.file("batches.jsonl")).write_bytes(b"".join(jsonl.dumps(event) + b"\n" for event in events))
+
+
+def _raw(run: RunDir, position: int, text: str) -> dict[str, Any]:
+    custom_id = [entry.custom_id for entry in run.iter_entries()][position]
+    return {"custom_id": custom_id, "response": {"status_code": 200, "body": completion(text)}, "error": None}
+
+
+def test_batch_file_with_fewer_lines_than_its_job_is_told(run: RunDir) -> None:
+    """What the provider took in and did not give back is said, although no line names it."""
+    write_results(run, "batch-b.output.jsonl", [_raw(run, 0, "a")])
+    shard = run.info["shards"][0]
+    _job(run, "batch-b.output.jsonl", shard=shard["file"], sha256=shard["sha256"], requests=3)
+    result = collect(run)
+    assert any("3 requests went in, its files hold 1 lines" in sentence for sentence in result.warnings)
+    assert result.summary["counts"]["missing"] == 2
+
+
+def test_batch_of_other_bytes_is_refused(run: RunDir) -> None:
+    """A raw file whose job was another shard than ours is of another run, whatever its ids say."""
+    write_results(run, "batch-b.output.jsonl", [_raw(run, 0, "a")])
+    _job(run, "batch-b.output.jsonl", shard="shards/00000.jsonl", sha256="0" * 64, requests=3)
+    with pytest.raises(IntegrityError, match="another run"):
+        collect(run)
+
+
+def test_batch_answer_is_older_than_what_was_sent_after_it(run: RunDir) -> None:
+    """A raw file stands at the time of its submission: a later realtime answer wins, whatever the files are named."""
+    write_results(run, "batch-b.output.jsonl", [_raw(run, 0, "from the batch")])
+    _job(run, "batch-b.output.jsonl", requests=1)
+    write_results(run, "a.jsonl", [attempt(run, 0, completion("later"), at=5)])
+    (record, *_) = _collect(run)
+    assert (record["text"], record["channel"]) == ("later", "realtime")
+    assert [one["channel"] for one in record["superseded"]] == ["batch"]

@@ -332,11 +332,12 @@ def test_order_files_raw_file_stands_where_its_job_began(run: RunDir) -> None:
     journal = _journal(
         run,
         [
-            {"event": "intent", "at": "2026-01-01T00:02:00Z", "shard": "shards/00000.jsonl", "batch_id": None},
-            {"event": "submitted", "at": "2026-01-01T00:03:00Z", "shard": "shards/00000.jsonl", "batch_id": "b7"},
-            {"event": "seen", "at": "2026-01-01T00:20:00Z", "batch_id": "b7"},
+            {"event": "intent", "job": "k", "at": "2026-01-01T00:02:00Z", "shard": "shards/00000.jsonl", "sha256": "s"},
+            {"event": "submitted", "job": "k", "at": "2026-01-01T00:03:00Z", "batch_id": "b7", "requests": 4},
+            {"event": "seen", "job": "k", "at": "2026-01-01T00:20:00Z", "batch_id": "b7"},
             {
                 "event": "downloaded",
+                "job": "k",
                 "at": "2026-01-01T00:30:00Z",
                 "batch_id": "b7",
                 "files": [{"file": "results/batch-b7.output.jsonl", "sha256": sha256, "bytes": size}],
@@ -346,7 +347,7 @@ def test_order_files_raw_file_stands_where_its_job_began(run: RunDir) -> None:
     assert order_files([after, raw, before], journal) == [before, raw, after]
     renamed = os.path.join(os.path.dirname(raw), "copy.jsonl")
     os.rename(raw, renamed)
-    assert journal.job(renamed) == Job("b7", "shards/00000.jsonl", "2026-01-01T00:03:00Z")
+    assert journal.job(renamed) == Job("b7", "shards/00000.jsonl", "2026-01-01T00:03:00Z", "s", 4)
     assert order_files([after, renamed, before], journal) == [before, renamed, after]
     (outcome,) = Reader(renamed, run, OPENAI, journal)
     assert outcome.started_at == "2026-01-01T00:03:00Z"

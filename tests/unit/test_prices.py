@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from decimal import Decimal
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
@@ -14,6 +13,9 @@ from vlmbatch import prices
 from vlmbatch.errors import InputError
 from vlmbatch.prices import Prices
 from vlmbatch.records import ESTIMATE_SCHEMA, Usage, no_usage
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 PRICE = st.decimals(0, 1000, places=4)
 TOKENS = st.integers(0, 10**9)

@@ -62,7 +62,8 @@ def batch_options(
         raise InputError(f"{', '.join(named)}: for batch jobs alone", hint="add --channel batch, or leave it out")
     if status and cancel:
         raise InputError("--status and --cancel exclude each other", hint="give one of them")
-    if poll_interval <= 0 or min(max_in_flight or 1, max_enqueued or 1) < 1:
+    counts = [number for number in (max_in_flight, max_enqueued) if number is not None]
+    if poll_interval <= 0 or any(number < 1 for number in counts):
         raise InputError("--poll-interval, --max-in-flight-batches and --max-enqueued-tokens must be positive")
     return BatchOptions(
         action="status" if status else "cancel" if cancel else "send",

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-# ruff: noqa: D102, D107, INP001, T201, UP  (a script for bare Python 3.8, printed for people)
+# ruff: noqa: D102, T201, UP  (a script for bare Python 3.8, which talks to people)
 """Check a vlmbatch run folder with nothing but Python 3.8 or later: every hash, every id, every count.
 
     python3 verify.py [FOLDER]                    FOLDER is where this file stands, unless another is named
@@ -125,6 +125,7 @@ class Folder:
 
 
 def sha256_of(file: Any) -> str:
+    """Return the SHA-256 of an open file's bytes."""
     digest = hashlib.sha256()
     for chunk in iter(lambda: file.read(1 << 20), b""):
         digest.update(chunk)
@@ -258,9 +259,8 @@ def check_merged(folder: Folder) -> dict[str, int]:
         try:
             entry, record = json.loads(data), json.loads(found)
             counts[record["status"]] += 1
-            for key in ("custom_id", "images", "row"):
-                if record[key] != entry[key]:
-                    problems.append(f"line {number}: {key} is not that of {entry['custom_id']} in the manifest")
+            wrong = [key for key in ("custom_id", "images", "row") if record[key] != entry[key]]
+            problems += [f"line {number}: {key} is not that of {entry['custom_id']} in the manifest" for key in wrong]
         except (ValueError, KeyError, TypeError) as error:
             problems.append(f"line {number}: {type(error).__name__}: {error}")
     if next(records, None) is not None:

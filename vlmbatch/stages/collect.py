@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from vlmbatch import attempts, classify, jsonl, providers, rundir
-from vlmbatch.attempts import Journal
+from vlmbatch.attempts import Job, Journal
 from vlmbatch.errors import InputError, IntegrityError, Problem
 from vlmbatch.rundir import RunDir
 from vlmbatch.stages import gate, outputs
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from vlmbatch.providers.base import Provider
     from vlmbatch.records import Asked, Event, Review
     from vlmbatch.stages.gate import Check
+    from vlmbatch.stages.merge import FileFacts, Read
 
     OnEvent = Callable[[Event], None]
 
@@ -89,7 +90,7 @@ def collect(
         checks = gate.check(conditions, gate.figures(run, side.read, summary, fields), summary) if conditions else []
         summary["checks"] = [check._asdict() for check in checks]
         comparisons = tuple(job.compare(side, other) for other in options.compare)
-        warnings = _warnings(summary, options) + outputs.write(side, reviews, summary, options, on_event)
+        warnings = _warnings(side.read, summary, options) + outputs.write(side, reviews, summary, options, on_event)
     return CollectResult(
         run=run,
         summary=summary,
@@ -118,6 +119,22 @@ def check_frozen(run: RunDir, *, full: bool, on_event: OnEvent | None = None) ->
             hint="nothing was written; fetch the folder again",
             problems=[Problem("hash_mismatch", f"SHA-256 {found}, expected {expected}", rundir.MANIFEST)],
         )
+
+
+def _check_jobs(run: RunDir, jobs: Sequence[tuple[str, Job]]) -> None:
+    """Check that the shards that were submitted are the run's: a raw file names no line hashes, its job does.
+
+    Raises:
+        IntegrityError: A job held other bytes.
+    """
+    shards = {shard["file"]: shard["sha256"] for shard in run.info["shards"]}
+    problems = [
+        Problem("foreign_job", f"answers a job over {job.shard} with other bytes than ours", os.path.basename(path))
+        for path, job in jobs
+        if job.shard and job.sha256 and shards.get(job.shard) != job.sha256
+    ]
+    if problems:
+        raise IntegrityError("batch results of another run were mixed in", problems=problems)
 
 
 def _asked(run: RunDir, provider: Provider, ledger: Ledger, options: CollectOptions) -> list[Asked]:
@@ -156,6 +173,7 @@ class _Job:
         options, journal = self.options, Journal.load(run)
         provider = providers.get(run.info["provider"], run.info["request"]["url"])
         ordered = attempts.order_files(paths, journal)
+        _check_jobs(run, [(path, job) for path in ordered if (job := journal.job(path))])
         ledger = Ledger(run)
         asked = _asked(run, provider, ledger, options)
         if fields and not all(one.json for one in asked):
@@ -183,12 +201,17 @@ class _Job:
         return {"run": os.path.basename(os.path.abspath(other)), **compare(side, theirs)}
 
 
-def _warnings(summary: Mapping[str, Any], options: CollectOptions) -> list[str]:
+def _warnings(read: Read, summary: Mapping[str, Any], options: CollectOptions) -> list[str]:
     """Return what a person should know of the numbers, one sentence each."""
     said = [
         f"{file['file']}: {file['torn_lines']:,} damaged line(s), counted and passed over"
         for file in summary["files"]
         if file["torn_lines"]
+    ]
+    said += [
+        f"batch {job.batch_id}: {job.requests:,} requests went in, its files hold {lines:,} lines"
+        for job, lines in _lines_by_job(read.files).items()
+        if job.requests and lines < job.requests
     ]
     left_out = sum(file["left_out"] for file in summary["files"])
     if left_out:
@@ -200,3 +223,11 @@ def _warnings(summary: Mapping[str, Any], options: CollectOptions) -> list[str]:
     if unknown:
         said.append(f"{unknown:,} sending(s) told no usage: tokens and cost are lower bounds")
     return said
+
+
+def _lines_by_job(files: Sequence[FileFacts]) -> dict[Job, int]:
+    lines: dict[Job, int] = {}
+    for file in files:
+        if file.job is not None:
+            lines[file.job] = lines.get(file.job, 0) + file.records
+    return lines

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from typing import IO
 
-    from vlmbatch.attempts import Journal
+    from vlmbatch.attempts import Job, Journal
     from vlmbatch.providers.base import Provider
     from vlmbatch.records import Asked, Review
     from vlmbatch.rundir import RunDir
@@ -49,6 +49,8 @@ class FileFacts:
     torn_lines: int = 0
     left_out: int = 0
     """Rehearsed answers in a file that is read for real ones, or the other way round."""
+    job: Job | None = None
+    """The batch job that it came from."""
 
 
 @dataclass(slots=True)
@@ -176,7 +178,7 @@ class Merge:
         done = 0
         for path in paths:
             reader = Reader(path, self.run, self.provider, journal)
-            facts = FileFacts(path, reader.name, os.path.getsize(path))
+            facts = FileFacts(path, reader.name, os.path.getsize(path), job=reader.job)
             read.files.append(facts)
             for base in self._take_file(reader, read, facts, strangers):
                 if on_event:
