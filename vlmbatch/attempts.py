@@ -11,7 +11,7 @@ import base64
 import binascii
 import os
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from vlmbatch import classify, jsonl, rundir
 from vlmbatch.errors import InputError, SchemaVersionError
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from vlmbatch.rundir import RunDir
 
 _OK_FIRST, _OK_LAST = 200, 299
+_REALTIME, _BATCH = "realtime", "batch"
+_LONGEST_S = 1e9
 _OURS = b'{"schema":"%s","custom_id":"' % ATTEMPT_SCHEMA.encode()
 _ANSWERED = b',"answered":true}\n'
 
@@ -115,8 +117,8 @@ class Journal:
         self._by_hash: dict[tuple[int, str], str] = {}
         for event in events:
             key = event.get("job") or event.get("batch_id")
-            if key:
-                self._fold(str(key), event)
+            if key:  # a rehearsal's job over the same lines has the same key
+                self._fold(f"{event.get('rehearsal') is True} {key}", event)
 
     @classmethod
     def load(cls, run: RunDir) -> Journal:
@@ -165,19 +167,30 @@ class Reader:
         lines: Lines that could be read.
         name: The file as records name it.
         job: The batch job that it came from, None where the journal knows none.
+        span: Start and end of the part that is read, in bytes; its lines are counted from 1.
     """
 
-    def __init__(self, path: str, run: RunDir, provider: Provider, journal: Journal | None = None) -> None:
+    def __init__(
+        self,
+        path: str,
+        run: RunDir,
+        provider: Provider,
+        journal: Journal | None = None,
+        *,
+        span: tuple[int, int | None] = (0, None),
+        job: Job | None = None,
+    ) -> None:
         self.path = path
+        self.span = span
         self.name = relative_name(path, run)
         self.torn = 0
         self.lines = 0
         self._provider = provider
-        self.job = journal.job(path) if journal else None
+        self.job = journal.job(path) if journal else job
         self._rehearsal = os.path.basename(path).startswith(rundir.REHEARSAL_PREFIX)
 
     def __iter__(self) -> Iterator[Outcome]:
-        for line in jsonl.iter_lines(self.path):
+        for line in jsonl.iter_lines(self.path, *self.span):
             value = jsonl.parse_object(line.data)
             outcome = None if value is None else self.read(value, line.number, line.offset, len(line.data))
             if outcome is None:
@@ -218,22 +231,23 @@ class Reader:
         if not isinstance(custom_id, str) or not isinstance(digest, str):
             return None
         get = value.get
-        error = get("error")
+        error, status_code, latency_s, tries = get("error"), get("status_code"), get("latency_s"), get("tries")
+        status_code = status_code if type(status_code) is int else None
         return Outcome(
             custom_id,
             digest,
-            get("status_code"),
+            status_code,
             get("response") if "response" in value else _other_body(value),
-            None if error is None else _error(error, get("status_code")),
-            get("started_at"),
-            get("latency_s"),
-            get("channel", "realtime"),
-            get("endpoint") or "",
-            get("request_id"),
-            get("tries") or [],
+            None if error is None else _error(error, status_code),
+            _text(get("started_at")),
+            _number(latency_s),
+            _BATCH if get("channel") == _BATCH else _REALTIME,
+            _text(get("endpoint")) or "",
+            _text(get("request_id")),
+            _tries(tries),
             get("rehearsal") is True or self._rehearsal,
             get("final") is not False,
-            get("direct"),
+            is_direct if type(is_direct := get("direct")) is bool else None,
             self.name,
             number,
             offset,
@@ -257,8 +271,8 @@ class Reader:
             line.body,
             line.error,
             self.job.started_at if self.job else None,
-            latency_s if isinstance(latency_s, int | float) else None,
-            "batch",
+            _number(latency_s),
+            _BATCH,
             "",
             line.request_id,
             [],
@@ -270,6 +284,18 @@ class Reader:
             offset,
             length,
         )
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _tries(value: Any) -> list[Try]:
+    return [cast("Try", one) for one in value if isinstance(one, dict)] if isinstance(value, list) else []
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if type(value) in {int, float} and 0 <= value < _LONGEST_S else None
 
 
 def relative_name(path: str, run: RunDir) -> str:

@@ -252,24 +252,64 @@ class Line(NamedTuple):
     is_ended: bool
 
 
-def iter_lines(path: str) -> Iterator[Line]:
+def iter_lines(path: str, start: int = 0, end: int | None = None) -> Iterator[Line]:
     r"""Read a file line by line; only ``\n`` ends a line, a BOM at the start and a ``\r`` before it are dropped.
 
     Blank lines are left out (their numbers are counted). The offset is that of ``data`` in the file.
+
+    Args:
+        path: The file.
+        start: Where to begin: the first byte of a line. Numbers count from there.
+        end: Where to stop: behind the end of a line; None = the end of the file.
 
     Raises:
         OSError: The file cannot be read.
     """
     with io.BufferedReader(io.FileIO(path), _CHUNK) as file:
-        offset = len(file.read(len(BOM))) if file.peek(len(BOM)).startswith(BOM) else 0
+        offset = file.seek(start) if start else 0
+        if not start and file.peek(len(BOM)).startswith(BOM):
+            offset = len(file.read(len(BOM)))
         for number, raw in enumerate(file, start=1):
-            start, offset = offset, offset + len(raw)
+            if end is not None and offset >= end:
+                return
+            begin, offset = offset, offset + len(raw)
             is_ended = raw.endswith(b"\n")
             data = raw[:-1] if is_ended else raw
             if data.endswith(b"\r"):
                 data = data[:-1]
             if data and not data.isspace():
-                yield Line(number, start, data, is_ended)
+                yield Line(number, begin, data, is_ended)
+
+
+def split_lines(path: str, size: int, step: int) -> list[tuple[int, int]]:
+    """Return where a file can be cut into pieces of whole lines.
+
+    Args:
+        path: The file.
+        size: How much of it counts.
+        step: About how long a piece is to be, in bytes.
+
+    Returns:
+        Start and end of each piece, in order; an empty file gives none.
+    """
+    bounds = [0]
+    with open(path, "rb") as file:
+        while bounds[-1] + step < size:
+            file.seek(bounds[-1] + step - 1)
+            file.readline()
+            bounds.append(min(file.tell(), size))
+    return [pair for pair in zip(bounds, [*bounds[1:], size], strict=True) if pair[0] < pair[1]]
+
+
+def count_lines(path: str, start: int, end: int) -> int:
+    """Return how many lines end between two places of a file."""
+    count = 0
+    with open(path, "rb", buffering=0) as file:
+        file.seek(start)
+        while start < end and (chunk := file.read(min(_CHUNK, end - start))):
+            count += chunk.count(b"\n")
+            start += len(chunk)
+    return count
 
 
 def parse_object(data: bytes) -> dict[str, Any] | None:

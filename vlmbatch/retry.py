@@ -43,6 +43,7 @@ class Policy:
         base_s: Longest backoff after the first failure; it doubles with each further one.
         backoff_cap_s: Longest backoff of our own.
         max_wait_s: Longest wait that a server may ask for; beyond it the row is given up for now.
+        patience_s: How long every endpoint may be down before the run is stopped.
     """
 
     max_tries: int = 6
@@ -51,6 +52,7 @@ class Policy:
     base_s: float = 1.0
     backoff_cap_s: float = 60.0
     max_wait_s: float = 120.0
+    patience_s: float = 30.0
 
 
 class Failure(NamedTuple):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
+    from types import FrameType
 
 
 class Stop:
@@ -33,3 +36,23 @@ class Stop:
     def heed(self, listener: Callable[[], object] | None) -> None:
         """Name who is called at each asking (from whatever thread asks); None = nobody any more."""
         self._listener = listener
+
+
+@contextlib.contextmanager
+def on_signals(stop: Stop) -> Iterator[None]:
+    """Turn Ctrl-C and SIGTERM into a wish to stop; as long as nobody heeds it, they end the program at once.
+
+    Only the main thread may do this: it is for doors.
+    """
+
+    def ask(_number: int, _frame: FrameType | None) -> None:
+        if not stop.is_heeded:
+            raise KeyboardInterrupt
+        stop.ask()
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

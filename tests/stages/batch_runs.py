@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections import Counter
 from dataclasses import dataclass
@@ -79,7 +80,7 @@ def send(
     wanted = resume.select(more.pop("rows", range(run.requests)), standing).wanted
     base_url = more.pop("base_url", server.base_url + kind.base)
     options = BatchOptions(**{"base_url": base_url, "key": "k", "poll_interval_s": 0.01, "settle_s": 0.3, **more})
-    return send_batches(run, provider, options, wanted, index, on_event=heard, stop=stop)
+    return asyncio.run(send_batches(run, provider, options, wanted, index, on_event=heard, stop=stop))
 
 
 def answers(run: RunDir, *, rehearsal: bool = False) -> Counter[str]:

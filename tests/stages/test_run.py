@@ -22,7 +22,7 @@ from vlmbatch.stages.run import RunOptions, RunResult, run
 from vlmbatch.stop import Stop
 
 KEY = "sk-CANARY-0123456789"
-QUICK = Policy(base_s=0.05, backoff_cap_s=0.2)
+QUICK = Policy(base_s=0.05, backoff_cap_s=0.2, patience_s=0.5)
 
 
 def send(run_dir: RunDir, *servers: FaultServer, **options: Any) -> RunResult:
@@ -246,7 +246,7 @@ def test_no_endpoint_at_all_is_said_clearly(tmp_path: Path) -> None:
     run_dir = make_run(tmp_path / "run", 500)
     with faulty() as one, faulty() as two:
         pass
-    result = send(run_dir, one, two, policy=Policy(base_s=0.01, backoff_cap_s=0.02))
+    result = send(run_dir, one, two, policy=Policy(base_s=0.01, backoff_cap_s=0.02, patience_s=0.1))
     assert "no endpoint answers" in result.stopped
     assert str(one.port) in result.stopped
     assert str(two.port) in result.stopped

@@ -5,16 +5,21 @@ from __future__ import annotations
 import os
 import threading
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.stages.batch_runs import CHAT, GEMINI, KINDS, MESSAGES, Heard, Kind, answers, events, ids, make, send
 from vlmbatch import jsonl
 from vlmbatch.errors import InputError, IntegrityError, RefusedError
+from vlmbatch.providers.openai_batch import FilesAndBatches
 from vlmbatch.rehearsal.faults import parse_faults
 from vlmbatch.rehearsal.server import serve
 from vlmbatch.rundir import LineReader
 from vlmbatch.stop import Stop
+
+if TYPE_CHECKING:
+    from vlmbatch.providers.base_batch import Batch
 
 EVERY_KIND = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 
@@ -288,6 +293,44 @@ def test_lost_upload_is_sent_again_and_makes_one_job(tmp_path: Path) -> None:
         send(run, server)
         assert len(server.store.jobs) == 1
     assert answers(run) == dict.fromkeys(ids(run), 1)
+
+
+def test_results_that_are_not_there_yet_are_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that says it is done and names no file is looked at again; nothing is given up."""
+    run = make(tmp_path, rows=3)
+    heard = Heard()
+    read = FilesAndBatches.read
+    held = 3
+
+    def late(self: FilesAndBatches, body: Any) -> Batch:
+        nonlocal held
+        batch = read(self, body)
+        if batch.state == "completed" and held:
+            held -= 1
+            return read(self, {**body, "output_file_id": None})
+        return batch
+
+    monkeypatch.setattr(FilesAndBatches, "read", late)
+    with serve() as server:
+        result = send(run, server, heard=heard)
+    assert (held, result.downloaded) == (0, 1)
+    assert "not there yet" in heard.said()
+    assert answers(run) == dict.fromkeys(ids(run), 1)
+
+
+def test_fewer_lines_than_rows_done_are_told(tmp_path: Path) -> None:
+    """A file that was cut at the provider's end does not pass in silence."""
+    run = make(tmp_path, rows=6, per_shard=6)
+    heard = Heard()
+    with serve() as server:
+        add_file = server.store.add_file
+        server.store.add_file = (
+            lambda p, n, data, purpose, *m: add_file(  # type: ignore[method-assign]
+                p, n, data[: data.rindex(b"\n", 0, -1) + 1] if purpose == "batch_output" else data, purpose, *m
+            )
+        )
+        send(run, server, heard=heard)
+    assert "5 line(s) of results for 6 row(s) done" in heard.said()
 
 
 def test_missing_and_repeated_rows_do_no_harm(tmp_path: Path) -> None:

@@ -269,3 +269,25 @@ def test_job_of_another_size_is_no_candidate(tmp_path: Path) -> None:
         result = send(run, server, MESSAGES, detach=True)
         assert [len(job.rows) for job in server.store.jobs] == [4, 3]
     assert result.submitted == 1
+
+
+def test_cancel_ends_a_job_whose_create_was_lost(tmp_path: Path) -> None:
+    """A job that is found only while cancelling is ended too."""
+    with serve(parse_faults({"batch": {"looks": 5}})) as server:
+        run = make(tmp_path, MESSAGES, rows=4, per_shard=4)
+        send(run, server, MESSAGES, detach=True)
+        _cut_journal(run, "creating")
+        result = send(run, server, MESSAGES, action="cancel")
+        assert len(server.store.jobs) == 1
+    assert (result.adopted, result.rows_open) == (1, 0)
+
+
+def test_doubtful_job_is_only_told_by_status(tmp_path: Path) -> None:
+    """--status settles nothing."""
+    run = make(tmp_path, rows=3)
+    with serve() as server:
+        send(run, server, detach=True)
+        _cut_journal(run, "creating")
+        result = send(run, server, action="status")
+    assert (result.rows_open, result.adopted) == (3, 0)
+    assert "nobody knows" in result.jobs[0].why

@@ -18,7 +18,7 @@ from vlmbatch.retry import Policy
 from vlmbatch.rundir import RunDir
 from vlmbatch.stages.run import RunOptions, RunResult, run
 
-QUICK = Policy(base_s=0.05, backoff_cap_s=0.2)
+QUICK = Policy(base_s=0.05, backoff_cap_s=0.2, patience_s=0.5)
 """Own backoffs of a few milliseconds: what servers ask for is waited for in full."""
 
 ELSEWHERE = {

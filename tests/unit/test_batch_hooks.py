@@ -124,6 +124,19 @@ def test_results_are_where_they_are_and_nowhere_else() -> None:
     }
 
 
+def test_ended_job_whose_results_are_not_there_yet_is_told_apart() -> None:
+    """Done rows without the file that must hold them: not the same as a job that keeps none."""
+    whole = payload("openai-batch.completed")
+    assert [_read(name).lacks_results for name in PHASES] == [
+        name == "gemini-batch.succeeded-inline" for name in PHASES
+    ]
+    assert api("openai").read({**whole, "output_file_id": None}).lacks_results
+    assert api("openai").read({**whole, "output_file_id": None, "error_file_id": None}).lacks_results
+    assert api("anthropic").read({**payload("anthropic-batch.ended"), "results_url": None}).lacks_results
+    gemini = payload("gemini-batch.succeeded-file")
+    assert api("gemini").read({**gemini, "response": {}, "metadata": {"state": "BATCH_STATE_SUCCEEDED"}}).lacks_results
+
+
 @pytest.mark.parametrize(
     ("name", "after"), [("openai", ""), ("anthropic", ""), ("gemini", "synNEXT")], ids=["openai", "anthropic", "gemini"]
 )

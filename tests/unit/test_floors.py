@@ -13,12 +13,14 @@ PACKAGE = Path(__file__).resolve().parents[2] / "vlmbatch"
 
 FLOORS = [
     {"errors", "records", "jsonl"},
-    {"images", "inputs", "tokens", "classify", "retry", "pace", "progress", "prices", "stop"},
+    {"images", "inputs", "tokens", "classify", "retry", "pace", "progress", "prices", "stop", "keys"},
     {"providers", "rundir"},
     {"freeze", "transport", "attempts", "journal"},
-    {"resume", "realtime", "batch", "carrier", "rehearsal"},
+    {"resume", "realtime", "batch", "carrier", "rehearsal", "serve"},
     {"stages"},
-    {"config", "console", "api"},
+    {"config", "console"},
+    {"slurm"},
+    {"api"},
     {"cli", "inference_runner"},
 ]
 """A room imports from floors below its own; a family (a folder) may use its own rooms, without circles."""

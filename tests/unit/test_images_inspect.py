@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import re
 import struct
 import subprocess
 import sys
+import threading
 import zlib
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -29,7 +32,7 @@ from tests.unit.images_made import (
     scene,
     with_exif,
 )
-from vlmbatch.images import MAX_PIXELS, ImageError, inspect
+from vlmbatch.images import MAX_PIXELS, ImageError, decode, inspect
 from vlmbatch.images import exif as exif_module
 
 if TYPE_CHECKING:
@@ -597,3 +600,41 @@ def test_orientation_in_xmp_alone_is_a_note_and_no_orientation() -> None:
     tag = Image.Exif()
     tag[0x0112] = 1
     assert inspect(saved(scene(), "WEBP", exif=tag, xmp=b'<x tiff:Orientation="6"/>'), check="quick").notes == ()
+
+
+def test_inspect_jpeg_whose_data_cannot_hold_its_size_is_refused_without_padding_it() -> None:
+    """A size in the header that the data behind it could never fill is told by counting."""
+    data = bytearray(samples()["JPEG L {}"])
+    frame = data.index(b"\xff\xc0")
+    data[frame + 5 : frame + 9] = struct.pack(">HH", 12_000, 12_000)
+    with pytest.raises(ImageError, match="cannot hold 12000 x 12000"):
+        inspect(bytes(data))
+
+
+def test_rejection_codes_of_images_are_all_documented() -> None:
+    """Programs read the codes: each one that the source raises has its row in the reference."""
+    root = Path(__file__).resolve().parents[2]
+    sources = [path.read_text(encoding="utf-8") for path in (root / "vlmbatch" / "images").glob("*.py")]
+    codes = {code for text in sources for code in re.findall(r"ImageError\(\s*\"(\w+)\"", text)} - {"undrawable"}
+    page = (root / "docs" / "reference" / "rejections.md").read_text(encoding="utf-8")
+    section = page.partition("## Images")[2].partition("\n## ")[0]
+    assert codes == set(re.findall(r"^\| `(\w+)`", section, re.MULTILINE))
+
+
+def test_large_pictures_are_decoded_one_at_a_time() -> None:
+    """However many workers there are, the largest pictures never stand in memory side by side."""
+    waiting = threading.Event()
+
+    def second() -> bool:
+        waiting.set()
+        with decode.room_for(13_000, 13_000):
+            return finished
+
+    finished = False
+    with ThreadPoolExecutor(1) as pool:
+        with decode.room_for(12_000, 12_000):
+            later = pool.submit(second)
+            assert waiting.wait(10)
+            with decode.room_for(4000, 4000):  # small ones do not wait
+                finished = True
+        assert later.result(10)

@@ -26,7 +26,7 @@ from vlmbatch.realtime.writer import ResultsWriter
 from vlmbatch.records import Usage
 from vlmbatch.retry import Policy
 
-POLICY = Policy(max_tries=3, base_s=0.01, backoff_cap_s=0.01, max_wait_s=5)
+POLICY = Policy(max_tries=3, base_s=0.01, backoff_cap_s=0.01, max_wait_s=5, patience_s=0.05)
 
 
 def endpoint(name: str = "a", places: int = 2) -> Endpoint:
@@ -104,7 +104,7 @@ def test_broken_endpoint_is_set_aside_and_tried_by_one_request() -> None:
 
 
 def test_endpoint_that_never_comes_back_ends_the_run() -> None:
-    """As many tries as a row has are spent on it, then it is said clearly, with the last error."""
+    """It is tried again for a while, then it is said clearly, with the last error."""
 
     async def main() -> None:
         pool = Endpoints([endpoint("a", 8)], POLICY)
@@ -115,7 +115,7 @@ def test_endpoint_that_never_comes_back_ends_the_run() -> None:
                 pool.failed(place, "refused by test", is_broken=True)
                 pool.release(place)
                 tried += 1
-        assert tried == 3 + POLICY.max_tries
+        assert 6 <= tried < 20
         assert "secret" not in str(caught.value)
 
     in_loop(main)

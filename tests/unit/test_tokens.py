@@ -348,6 +348,8 @@ def test_scheme_file_overrides_a_row_and_adds_a_scheme(tmp_path: Path) -> None:
         ("[[model]]\nmatch = ['x']", "lacks 'scheme'"),
         ("[[model]]\nscheme = 'openai-tile'\nmodels = ['x']", "unknown key 'models'"),
         ("[[models]]\nscheme = 'openai-tile'", "unknown key 'models'"),
+        ("[[model]]\nscheme = 'openai-tile'\nmatch = ['x']\nparams = 3", "not a dict"),
+        ("scheme = 'openai-tile'", "no list of entries"),
         ("[[model]]\nscheme = 'openai-patch'\nmatch = ['x']\ndetail = { auto = 'high' }", "stands for 'high'"),
     ],
 )

@@ -40,7 +40,7 @@ _PATIENCE = 30
 """Looks in a row that may fail before this command stops waiting for a job (the job itself is kept)."""
 
 
-def send_batches(
+async def send_batches(
     run: RunDir,
     provider: Provider,
     options: BatchOptions,
@@ -74,32 +74,14 @@ def send_batches(
     base_url = options.base_url or provider.default_base_url()
     endpoint = without_query(base_url)
     api = batch_api(provider, run.info["request"]["url"], run.info["model"])
-    headers = provider.headers(options.key, _frozen_headers(run))
+    headers = provider.headers(options.key, run.info["request"].get("headers") or {})
 
-    async def main() -> BatchResult:
-        async with Transport(trust_env=not options.rehearsal, secret=options.key) as transport:
-            with Journal(run, rehearsal=options.rehearsal) as journal:
-                caller = Caller(transport, api, base_url, headers, patient(options.timeout_s))
-                work = Work(
-                    run,
-                    provider,
-                    api,
-                    options,
-                    endpoint,
-                    journal,
-                    caller,
-                    index,
-                    _nobody if on_event is None else on_event,
-                )
-                return await _Channel(work, wanted, stop).run()
-
-    return asyncio.run(main())
-
-
-def _frozen_headers(run: RunDir) -> dict[str, str]:
-    request: dict[str, object] = dict(run.info["request"])
-    headers = request.get("headers")
-    return {str(k): str(v) for k, v in headers.items()} if isinstance(headers, dict) else {}
+    hear = _nobody if on_event is None else on_event
+    async with Transport(trust_env=not options.rehearsal, secret=options.key) as transport:
+        with Journal(run, rehearsal=options.rehearsal) as journal:
+            caller = Caller(transport, api, base_url, headers, patient(options.timeout_s))
+            work = Work(run, provider, api, options, endpoint, journal, caller, index, hear)
+            return await _Channel(work, wanted, stop).run()
 
 
 def _nobody(event: Event) -> None:
@@ -228,14 +210,20 @@ class _Channel:
             if self._is_stopped():
                 break
             if job.is_doubtful:
-                await adopt.settle(self._work, job)
-                self._requeue_if_free(job)
+                await self._settle(job)
             else:
                 await self._look(job)
             moved = moved or bool(job.files)
         if moved:
             self._not_before = 0.0  # there is room again
         return moved
+
+    async def _settle(self, job: Job, since: datetime | None = None) -> None:
+        """Look for a job that may have been made; what was found and is not wanted is ended."""
+        await adopt.settle(self._work, job, since)
+        self._requeue_if_free(job)
+        if job.is_submitted and self._work.options.action == "cancel":
+            await watch.cancel(self._work, job)
 
     async def _look(self, job: Job) -> None:
         batch = await watch.look(self._work, job)
@@ -280,8 +268,7 @@ class _Channel:
                 break
             self._full_turns = 0
             if outcome is Outcome.DOUBTFUL:
-                await adopt.settle(self._work, job, since=datetime.now(UTC))
-                self._requeue_if_free(job)
+                await self._settle(job, since=datetime.now(UTC))
             made += job.is_submitted
         return made
 

@@ -85,6 +85,9 @@ def _located(work: Work, job: Job, flaws: tuple[Problem, ...]) -> tuple[Problem,
 
 async def _fetch(work: Work, job: Job, batch: Batch) -> bool:
     """Store all files of an ended job raw, then write down that it is over; return whether that is done."""
+    if batch.lacks_results and work.options.action != "cancel":
+        work.hindered(job, f"it ended ({batch.state}) and its results are not there yet; --cancel gives it up")
+        return False
     try:
         files = [await _store(work, job, result) for result in batch.results]
     except CallError as error:
@@ -94,8 +97,11 @@ async def _fetch(work: Work, job: Job, batch: Batch) -> bool:
         work.journal.append("abandoned", job.key, why=f"the provider keeps its results no more ({error})")
         work.warn(f"{label(job)}: its results are gone ({error})")
         return True
+    lines = sum(ref.pop("lines") for ref in files)
     if not files:
         work.warn(f"{label(job)}: it ended ({batch.state}) without results: its rows are free again")
+    elif lines < (batch.done or 0):
+        work.warn(f"{label(job)}: {lines} line(s) of results for {batch.done} row(s) done: the others count as missing")
     work.journal.append("downloaded", job.key, state=batch.state, files=files)
     work.count("downloaded")
     return True
@@ -108,23 +114,25 @@ async def _store(work: Work, job: Job, result: ResultFile) -> dict[str, Any]:
     name = f"{RESULTS}/{prefix}batch-{word}.{result.kind}.jsonl"
     os.makedirs(work.run.file(RESULTS), exist_ok=True)
     with jsonl.atomic_writer(work.run.file(name)) as file:
-        digest = hashlib.sha256()
+        digest, lines = hashlib.sha256(), 0
 
         def start_over() -> Callable[[bytes], object]:
             """Forget what a try that broke off has left, and take the next one's bytes."""
-            nonlocal digest
+            nonlocal digest, lines
             file.seek(0)
             file.truncate()
-            digest = hashlib.sha256()
+            digest, lines = hashlib.sha256(), 0
             return take
 
         def take(piece: bytes) -> None:
+            nonlocal lines
             file.write(piece)
             digest.update(piece)
+            lines += piece.count(b"\n")
 
         await work.caller.send(result.call, is_large=True, sink=start_over)
         size = file.tell()
-    return {"file": name, "sha256": digest.hexdigest(), "bytes": size}
+    return {"file": name, "sha256": digest.hexdigest(), "bytes": size, "lines": lines}
 
 
 # --- ending early --------------------------------------------------------------------------------------------

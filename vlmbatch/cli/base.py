@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 import traceback
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,7 +13,7 @@ from vlmbatch.console import Console, ReaderLeft, out_bytes
 from vlmbatch.errors import Exit, InputError, VlmbatchError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
 OUTPUT = "Output"
 """Help panel of the options that every command has."""
@@ -91,56 +90,6 @@ def _errors(error: VlmbatchError) -> list[dict[str, Any]]:
         for p in error.problems
     ]
     return [head, *rest]
-
-
-def read_key(
-    environ: Mapping[str, str], names: Sequence[str], *, key_file: str | None, is_required: bool, console: Console
-) -> str | None:
-    """Return the key by the name of its variable (or from a file); its value goes nowhere but into the headers.
-
-    Args:
-        environ: The environment.
-        names: Variables to look in, in order; one that the user gave by --api-key-env comes alone.
-        key_file: A file whose first line is the key, instead.
-        is_required: Whether a missing key is an error.
-        console: Told when white space was trimmed.
-
-    Raises:
-        InputError: The name looks like a key, or no key is there, or it has characters that no header takes.
-    """
-    for name in names:
-        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or re.match(r"(sk|AIza|hf_|gsk_)[-_A-Za-z0-9]{16,}", name):
-            raise InputError(
-                "--api-key-env takes the name of a variable, and this looks like a key",
-                hint="give the name that it is exported under; and change the key: your shell keeps a history",
-            )
-    where = key_file or " or ".join(names)
-    raw = _from_file(key_file) if key_file else next((environ[n] for n in names if environ.get(n, "").strip()), None)
-    if raw is None:
-        if is_required:
-            raise InputError(
-                f"no API key: {where} is not set",
-                hint=f"export {names[0] if names else 'KEY'}=…, or name another variable with --api-key-env",
-            )
-        return None
-    key = raw.strip()
-    if not key.isascii() or not key.isprintable() or " " in key:
-        raise InputError(
-            f"the key in {where} has characters that no header takes", hint="copy it anew; only its place is named here"
-        )
-    if key != raw:
-        console.warning(f"white space around the key in {where} was dropped")
-    return key
-
-
-def _from_file(path: str) -> str:
-    try:
-        with open(path, encoding="utf-8") as file:
-            return file.readline()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(
-            f"--api-key-file {path}: cannot be read ({type(error).__name__})", hint="check the path"
-        ) from None
 
 
 def run_app(app: typer.Typer, argv: Sequence[str], prog_name: str) -> int:

@@ -19,7 +19,16 @@ _TOKENS = "Tokens"
 _SAMPLE = "A measured sample"
 _PRICE = "Prices (USD per million tokens)"
 
-_Price = Annotated[str | None, typer.Option(metavar="USD", rich_help_panel=_PRICE)]
+
+def _usd(text: str) -> Any:
+    return typer.Option(metavar="USD", help=text, rich_help_panel=_PRICE)
+
+
+_PriceIn = Annotated[str | None, _usd("Input.")]
+_PriceOut = Annotated[str | None, _usd("Output, reasoning included.")]
+_PriceCached = Annotated[str | None, _usd("Input from the provider's cache (default: as input).")]
+_PriceBatchIn = Annotated[str | None, _usd("Input over batch, where the page names it.")]
+_PriceBatchOut = Annotated[str | None, _usd("Output over batch, likewise.")]
 
 
 def estimate(
@@ -64,11 +73,11 @@ def estimate(
     require_receipt: Annotated[
         bool, typer.Option("--require-receipt", help="Exit 1 unless every image arrived.", rich_help_panel=_SAMPLE)
     ] = False,
-    price_in: _Price = None,
-    price_out: _Price = None,
-    price_cached: _Price = None,
-    price_batch_in: _Price = None,
-    price_batch_out: _Price = None,
+    price_in: _PriceIn = None,
+    price_out: _PriceOut = None,
+    price_cached: _PriceCached = None,
+    price_batch_in: _PriceBatchIn = None,
+    price_batch_out: _PriceBatchOut = None,
     batch_discount: Annotated[
         str | None,
         typer.Option(metavar="PART", help="What batch takes off: 0.5 = half price.", rich_help_panel=_PRICE),

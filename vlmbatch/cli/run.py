@@ -1,16 +1,14 @@
-"""vlmbatch run: the flags, the signals, and what a person reads when it is done."""
+"""vlmbatch run: the flags, and what a person reads while rows are sent and when it is done."""
 
 from __future__ import annotations
 
-import contextlib
 import os
-import re
-import signal
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vlmbatch.cli.base import JsonOption, QuietOption, RunArgument, VerboseOption, finish, read_key
+from vlmbatch.cli import cluster
+from vlmbatch.cli.base import JsonOption, QuietOption, RunArgument, VerboseOption, finish
 from vlmbatch.cli.run_batch import (
     CancelOption,
     DetachOption,
@@ -26,15 +24,12 @@ from vlmbatch.console import Console, Watch, duration, out, safe
 from vlmbatch.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from decimal import Decimal
-    from types import FrameType
 
-    from vlmbatch.providers.base import Provider
+    from vlmbatch.api.run import Run
     from vlmbatch.records import Event, Status
     from vlmbatch.rundir import RunDir
-    from vlmbatch.stages.run import RunOptions, RunResult
-    from vlmbatch.stop import Stop
+    from vlmbatch.stages.task import RunResult
 
 _WHERE = "Where to send"
 _WHICH = "Which rows"
@@ -50,7 +45,7 @@ def run(
     channel: Annotated[str, typer.Option(help="realtime or batch.", rich_help_panel=_WHERE)] = "realtime",
     base_url: Annotated[
         list[str] | None,
-        typer.Option("--base-url", metavar="URL", help="Instead of the provider's own; repeatable.", rich_help_panel=_WHERE),
+        typer.Option("--base-url", metavar="URL", help="Instead of the provider's; repeatable.", rich_help_panel=_WHERE),
     ] = None,
     endpoints: Annotated[
         str | None, typer.Option(metavar="URL,URL", help="Several base URLs at once.", rich_help_panel=_WHERE)
@@ -81,15 +76,15 @@ def run(
         typer.Option(metavar="FILE", help="Write the lines still to be sent, send nothing.", rich_help_panel=_WHICH),
     ] = None,
     concurrency: Annotated[
-        int,
+        int | None,
         typer.Option(
             "--concurrency",
             "--n-concurrent",
             envvar="VLMBATCH_CONCURRENCY",
-            help="Open requests per endpoint, at most.",
+            help="Open requests per endpoint, at most (32).",
             rich_help_panel=_PACE,
         ),
-    ] = 32,
+    ] = None,
     rpm: Annotated[float | None, typer.Option(help="Requests a minute, at most.", rich_help_panel=_PACE)] = None,
     tpm: Annotated[float | None, typer.Option(help="Tokens a minute, at most.", rich_help_panel=_PACE)] = None,
     rate_limit_delay: Annotated[
@@ -114,6 +109,18 @@ def run(
     cancel: CancelOption = False,
     max_in_flight_batches: MaxInFlightOption = None,
     max_enqueued_tokens: MaxEnqueuedOption = None,
+    serve: cluster.ServeOption = None,
+    serve_wait: cluster.ServeWaitOption = 1800.0,
+    slurm: cluster.SlurmOption = None,
+    partition: cluster.PartitionOption = None,
+    account: cluster.AccountOption = None,
+    time: cluster.TimeOption = None,
+    gpus: cluster.GpusOption = None,
+    cpus_per_task: cluster.CpusOption = None,
+    job_name: cluster.JobNameOption = None,
+    sbatch: cluster.SbatchOption = None,
+    max_retries: cluster.MaxRetriesOption = None,
+    merge: cluster.MergeOption = False,
     rehearsal: Annotated[
         bool, typer.Option("--rehearsal", help="Send to a provider of our own; no key.", rich_help_panel=_REHEARSAL)
     ] = False,
@@ -125,11 +132,11 @@ def run(
         typer.Option("--out", "-o", metavar="FILE", help="Results file, in RUN/results/.", rich_help_panel=_PARTS),
     ] = None,
     num_shards: Annotated[
-        str, typer.Option(metavar="N", help="Deal the rows out to N parts.", rich_help_panel=_PARTS)
-    ] = "1",
+        str | None, typer.Option(metavar="N", help="Deal the rows out to N parts.", rich_help_panel=_PARTS)
+    ] = None,
     shard_id: Annotated[
-        str, typer.Option(metavar="I", help="This part, from 0 (or $NAME).", rich_help_panel=_PARTS)
-    ] = "0",
+        str | None, typer.Option(metavar="I", help="This part, from 0 (or $NAME).", rich_help_panel=_PARTS)
+    ] = None,
     verify: Annotated[
         str, typer.Option(metavar="full|lines", help="Check all first, or what is sent.", rich_help_panel=_PARTS)
     ] = "full",
@@ -147,16 +154,21 @@ def run(
       vlmbatch run runs/r001 --api-key-env OPENAI_API_KEY --limit 30 --out runs/r001/results/smoke.jsonl
       vlmbatch run runs/r001 --base-url http://127.0.0.1:8000/v1
       vlmbatch run runs/r001 --channel batch --api-key-env OPENAI_API_KEY
-    """
-    from vlmbatch import providers
+      vlmbatch run runs/r001 --slurm 8 --gpus 4 --serve 'vllm serve {model} --port {port}' --merge
+    """  # noqa: D301  (\b holds the lines below apart)
+    from vlmbatch.api.run import Run
     from vlmbatch.retry import Policy
-    from vlmbatch.rundir import RunDir
-    from vlmbatch.stages.run import RunOptions
-    from vlmbatch.stages.run import run as run_stage
-    from vlmbatch.stop import Stop
+    from vlmbatch.stages.task import RunOptions
+    from vlmbatch.stop import Stop, on_signals
 
     console = Console(quiet, verbose)
-    opened = RunDir.open(run_dir)
+    opened = Run.open(run_dir)
+    settings = opened.info.get("settings") or {}
+    flags = cluster.Flags(
+        slurm, partition, account, time, gpus, cpus_per_task, job_name, sbatch, max_retries, merge
+    )
+    array = cluster.slurm_of(opened, flags, os.environ)
+    parts, part = cluster.part_of({} if array else settings, num_shards, shard_id, os.environ)
     options = RunOptions(
         channel=channel,
         batch=batch_options(
@@ -169,10 +181,11 @@ def run(
             max_enqueued=max_enqueued_tokens,
         ),
         base_urls=(*(base_url or ()), *_split(endpoints)),
-        concurrency=concurrency,
+        serve=cluster.serve_of(opened, serve, serve_wait),
+        concurrency=cluster.concurrency_of(settings, concurrency),
         limit=limit,
         ids=ids,
-        out=_in_results(opened, out_file),
+        out=_in_results(opened.folder, out_file),
         resume=not no_resume,
         policy=Policy(timeout_s=timeout, max_tries=max_tries, max_wait_s=max_wait),
         rpm=rpm,
@@ -186,15 +199,24 @@ def run(
         verify=verify,  # type: ignore[arg-type]  # the stage refuses what it does not know
         rehearsal=rehearsal,
         faults=faults,
-        num_shards=_number("--num-shards", num_shards),
-        shard_id=_number("--shard-id", shard_id),
+        num_shards=parts,
+        shard_id=part,
         progress_path=progress_path,
     )
-    provider = providers.get(opened.info["provider"], opened.info["request"]["url"])
-    key = _key(provider, options, api_key_env, api_key_file, console)
+    if array is not None:
+        submitted = opened.submit(array, options, key_env=api_key_env, key_file=api_key_file)
+        cluster.finish_submitted(opened, submitted, as_json=as_json)
+        return
     stop = Stop()
-    with _signals(stop), _Display(console) as display:
-        result = run_stage(opened, options, key=key, on_event=display.on_event, stop=stop)
+    with on_signals(stop), _Display(console) as display:
+        result = opened.send(
+            options,
+            environ=os.environ,
+            key_env=api_key_env,
+            key_file=api_key_file,
+            on_event=display.on_event,
+            stop=stop,
+        )
     finish("run", _data(opened, result), as_json=as_json, text=lambda: _print(opened, result), failed=result.problem())
 
 
@@ -212,7 +234,8 @@ def _in_results(run_dir: RunDir, path: str | None) -> str | None:
     folder, name = os.path.split(path)
     results = run_dir.file("results")
     if os.path.realpath(folder) != os.path.realpath(results):
-        raise InputError(f"--out {path}: not in {results}", hint=f"--out {os.path.join(results, name or 'smoke.jsonl')}")
+        inside = os.path.join(results, name or "smoke.jsonl")
+        raise InputError(f"--out {path}: not in {results}", hint=f"--out {inside}")
     return name
 
 
@@ -234,51 +257,7 @@ def _statuses(words: list[str]) -> frozenset[Status]:
     return frozenset(Status(word) for word in named)
 
 
-def _number(flag: str, text: str) -> int:
-    """Return a whole number, given as such or as the variable that holds it (``$SLURM_ARRAY_TASK_ID``)."""
-    match = re.fullmatch(r"\$\{?([A-Za-z_][A-Za-z0-9_]*)\}?", text.strip())
-    value = os.environ.get(match.group(1), "") if match else text
-    if not value.strip().isdigit():
-        where = f"{flag} {text}" + (f" is {value!r}" if match else "")
-        raise InputError(f"{where}: not a whole number", hint="give a number, or a variable that holds one")
-    return int(value)
-
-
-def _key(
-    provider: Provider, options: RunOptions, env: str | None, file: str | None, console: Console
-) -> str | None:
-    """Return the key; the conventional variable is read for the provider's own address alone."""
-    if options.rehearsal or options.pending is not None:
-        return None
-    is_named = env is not None or file is not None
-    names = (env,) if env is not None else provider.default_key_envs()
-    others = [url for url in options.base_urls if not provider.is_direct(url)]
-    if others and not is_named:
-        present = next((name for name in names if os.environ.get(name)), None)
-        if present is not None:
-            console.note(f"{present} is not sent to {others[0]}: --api-key-env {present} sends it there")
-        return None
-    return read_key(os.environ, names, key_file=file, is_required=is_named, console=console)
-
-
 # --- while it runs -------------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def _signals(stop: Stop) -> Iterator[None]:
-    """Turn Ctrl-C and SIGTERM into a wish to stop; as long as nothing is being sent, they end the program at once."""
-
-    def ask(_number: int, _frame: FrameType | None) -> None:
-        if not stop.is_heeded:
-            raise KeyboardInterrupt
-        stop.ask()
-
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 class _Display:
@@ -325,10 +304,10 @@ def _tail(event: Event) -> str:
 # --- when it is done -----------------------------------------------------------------------------------------
 
 
-def _data(run_dir: RunDir, result: RunResult) -> dict[str, Any]:
+def _data(run: Run, result: RunResult) -> dict[str, Any]:
     return {
-        "run": run_dir.path,
-        "fingerprint": run_dir.fingerprint,
+        "run": run.path,
+        "fingerprint": run.fingerprint,
         "rehearsal": result.rehearsal,
         "results": result.results,
         "pending": result.pending,
@@ -356,7 +335,7 @@ def _data(run_dir: RunDir, result: RunResult) -> dict[str, Any]:
     }
 
 
-def _print(run_dir: RunDir, result: RunResult) -> None:
+def _print(run: Run, result: RunResult) -> None:
     """Say what came of it: rows, speed, tokens, concurrency, and what one may do next."""
     if result.pending is not None:
         out(f"{result.to_send:,} line(s) still to be sent: {safe(result.pending)}")
@@ -370,12 +349,13 @@ def _print(run_dir: RunDir, result: RunResult) -> None:
         _print_figures(result)
     for endpoint in result.endpoints:
         if not endpoint["direct"] and not result.rehearsal:
-            out(f"endpoint: {safe(endpoint['base_url'])} is a relay, not the provider's own address: scores do not compare")
+            where = safe(endpoint["base_url"])
+            out(f"endpoint: {where} is a relay, not the provider's own address: scores do not compare")
     if result.lost_lines:
         out(f"lost: {result.lost_lines:,} answer(s) could not be written")
-    out(f"fingerprint: {run_dir.fingerprint}")
+    out(f"fingerprint: {run.fingerprint}")
     mark = " --rehearsal" if result.rehearsal else ""
-    out(f"next: vlmbatch collect {safe(run_dir.path)}{mark} --write {safe(os.path.join(run_dir.path, 'merged.jsonl'))}")
+    out(f"next: vlmbatch collect {safe(run.path)}{mark} --write {safe(os.path.join(run.path, 'merged.jsonl'))}")
 
 
 def _print_rows(result: RunResult) -> None:

@@ -173,9 +173,9 @@ def _check_jpeg(data: bytes) -> None:
     if image.getpixel((image.width - 1, image.height - 1)) not in _GREY:
         return
     # Grey to the last pixel: so it was painted, or nothing was there to be decoded.
-    missing = jpeg.restarts_missing(data)
-    if missing:
-        raise truncated(f"pixels are missing: {missing} restart markers are not there")
+    missing = jpeg.missing(data)
+    if missing is not None:
+        raise truncated(f"pixels are missing: {missing}")
     padded = jpeg.padded(data)
     if padded is None:
         return

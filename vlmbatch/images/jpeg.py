@@ -232,18 +232,24 @@ _FILLER: Final = bytes((i * 73 + 41) % 255 for i in range(255))
 """Bytes that no decoder takes for a marker, and that stand for no flat area."""
 
 
-def restarts_missing(data: bytes) -> int:
-    """Return how many restart markers a sequential picture lacks; 0 where it has none to count."""
+def missing(data: bytes) -> str | None:
+    """Return what a sequential picture lacks, as far as counting tells; None where nothing seems to be missing."""
     frame, scans, interval = _layout(data)
-    if frame is None or interval == 0 or len(scans) != 1:
-        return 0
+    if frame is None or len(scans) != 1:
+        return None
+    room, needed = scans[0].end - scans[0].body, (frame.width // 8) * (frame.height // 8) // 4
+    if room < needed:  # a block of 8 x 8 takes two bits at the very least
+        return f"{room:,} bytes cannot hold {frame.width} x {frame.height} pixels"
+    if interval == 0:
+        return None
     across = max(factor >> 4 for factor in frame.sampling) if len(frame.sampling) > 1 else 1
     down = max(factor & 15 for factor in frame.sampling) if len(frame.sampling) > 1 else 1
     if not across or not down:
-        return 0
+        return None
     units = -(-frame.width // (8 * across)) * -(-frame.height // (8 * down))
     found = sum(data.count(bytes((0xFF, marker)), scans[0].body, scans[0].end) for marker in range(0xD0, 0xD8))
-    return max(0, -(-units // interval) - 1 - found)
+    lacking = -(-units // interval) - 1 - found
+    return f"{lacking} restart markers are not there" if lacking > 0 else None
 
 
 def padded(data: bytes) -> bytes | None:

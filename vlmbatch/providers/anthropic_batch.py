@@ -6,7 +6,18 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from vlmbatch.providers.base import Call
-from vlmbatch.providers.base_batch import LIST_SIZE, Batch, BatchApi, Page, Phase, ResultFile, in_path
+from vlmbatch.providers.base_batch import (
+    LIST_SIZE,
+    Batch,
+    BatchApi,
+    Page,
+    Phase,
+    ResultFile,
+    Steps,
+    Upload,
+    in_path,
+    multipart,
+)
 from vlmbatch.providers.common import as_count, as_dict, as_list, as_text
 
 if TYPE_CHECKING:
@@ -24,10 +35,23 @@ class MessageBatches(BatchApi):
     has_tags: ClassVar[bool] = False
     has_upload: ClassVar[bool] = False
 
+    def store_image(self, sha256: str, media_type: str, data: memoryview) -> Steps[Upload]:
+        """Describe one multipart form with the file alone."""
+        name = f"{sha256}.{media_type.rpartition('/')[2]}"
+        headers, body = multipart(sha256, name, media_type, data, {})
+        reply = yield Call("POST", "/v1/files", headers, body)
+        file = as_dict(reply.body)
+        return Upload(as_text(file.get("id")) or "", as_text(file.get("expires_at")))
+
     def create(self, tag: Tag, shard: str, file_id: str, lines: memoryview) -> Call:  # noqa: ARG002  (no place for them)
         """Describe the job: the frozen lines, spliced into a list as they stand."""
         body = bytearray(b'{"requests":[')
-        body += bytes(lines).rstrip(b"\n").replace(b"\n", b",")  # inside a JSON line no raw line break can stand
+        at = len(body)
+        body += lines
+        while (at := body.find(b"\n", at)) >= 0:  # inside a JSON line no raw line break can stand
+            body[at : at + 1] = b","
+        if body.endswith(b","):
+            body.pop()
         body += b"]}"
         return Call("POST", _PATH, body=body)
 
@@ -51,6 +75,7 @@ class MessageBatches(BatchApi):
             requests=sum(counts) or None,
             done=sum(counts[1:]) if is_ended else None,
             results=(ResultFile("output", Call("GET", f"{_PATH}/{in_path(batch_id)}/results")),) if is_kept else (),
+            lacks_results=is_ended and not is_kept and value.get("archived_at") is None,
         )
 
     def list(self, after: str) -> Call:

@@ -12,6 +12,8 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar
 from urllib.parse import quote, urlsplit
 
+from vlmbatch.errors import InputError
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from datetime import datetime
@@ -92,6 +94,7 @@ class Batch(NamedTuple):
         flaws: Why it failed: the provider's code and words, and the 1-based line at fault.
         is_queue_full: Whether it failed for want of room alone: the same may be sent again later.
         results: What can be fetched.
+        lacks_results: Whether it ended with rows done, and the files that must hold them are not there (yet).
     """
 
     id: str
@@ -105,6 +108,7 @@ class Batch(NamedTuple):
     flaws: tuple[Problem, ...] = ()
     is_queue_full: bool = False
     results: tuple[ResultFile, ...] = ()
+    lacks_results: bool = False
 
 
 class Page(NamedTuple):
@@ -124,6 +128,25 @@ class Upload(NamedTuple):
 def in_path(word: str) -> str:
     """Return an id as it may stand in a URL: what the provider named must not lead elsewhere."""
     return quote(word, safe="")
+
+
+def multipart(
+    sha256: str, name: str, media_type: str, data: memoryview, fields: Mapping[str, str]
+) -> tuple[dict[str, str], bytearray]:
+    """Return headers and body of a multipart form with one file; the boundary is its hash, so that no data holds it."""
+    boundary = f"vlmbatch-{sha256[:48]}"  # at most 70 characters (RFC 2046)
+    head = "".join(
+        f'--{boundary}\r\nContent-Disposition: form-data; name="{key}"\r\n\r\n{value}\r\n'
+        for key, value in fields.items()
+    )
+    head += (
+        f'--{boundary}\r\nContent-Disposition: form-data; name="file"; filename="{name}"\r\n'
+        f"Content-Type: {media_type}\r\n\r\n"
+    )
+    body = bytearray(head.encode())
+    body += data
+    body += f"\r\n--{boundary}--\r\n".encode()
+    return {"content-type": f"multipart/form-data; boundary={boundary}"}, body
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +178,17 @@ class BatchApi:
     def upload(self, tag: Tag, lines: memoryview) -> Steps[Upload]:
         """Describe how the lines are uploaded."""
         raise NotImplementedError
+
+    def store_image(self, sha256: str, media_type: str, data: memoryview) -> Steps[Upload]:  # noqa: ARG002
+        """Describe how one image is put into the provider's file store; the id is what a body names it by.
+
+        Raises:
+            InputError: This wire format has no place for such an id.
+        """
+        raise InputError(
+            f"{self.provider.name}: this wire format has no file store for images",
+            hint="leave --carrier away: the images go inline",
+        )
 
     def create(self, tag: Tag, shard: str, file_id: str, lines: memoryview) -> Call:
         """Describe how a job is made of an uploaded file, or of the lines where there is no upload.

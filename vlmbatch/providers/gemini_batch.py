@@ -50,9 +50,14 @@ class BatchGenerate(BatchApi):
         return self.provider.endpoint(path, base_url)
 
     def upload(self, tag: Tag, lines: memoryview) -> Steps[Upload]:
-        """Describe a resumable upload in pieces."""
-        file = yield from upload_file(self._version, tag.name, "application/jsonl", lines)
-        return file
+        """Describe a resumable upload in pieces; a job names the file by its name."""
+        file = yield from _upload_file(self._version, tag.name, "application/jsonl", lines)
+        return Upload(as_text(file.get("name")) or "", as_text(file.get("expirationTime")))
+
+    def store_image(self, sha256: str, media_type: str, data: memoryview) -> Steps[Upload]:
+        """Describe the same for one image; a body names it by its address."""
+        file = yield from _upload_file(self._version, sha256, media_type, data)
+        return Upload(as_text(file.get("uri")) or "", as_text(file.get("expirationTime")))
 
     def create(self, tag: Tag, shard: str, file_id: str, lines: memoryview) -> Call:  # noqa: ARG002  (uploaded)
         """Describe a job over the uploaded file; the model stands in the path."""
@@ -88,6 +93,7 @@ class BatchGenerate(BatchApi):
             flaws=_flaws(error) if phase is Phase.FAILED else (),
             is_queue_full=is_full,
             results=(ResultFile("output", fetch),) if results_file and phase is Phase.ENDED else (),
+            lacks_results=state == "SUCCEEDED" and not results_file,
         )
 
     def list(self, after: str) -> Call:
@@ -106,8 +112,8 @@ class BatchGenerate(BatchApi):
         return Call("POST", f"/{self._version}/{_JOBS}{in_path(batch_id)}:cancel", body=b"{}")
 
 
-def upload_file(version: str, name: str, media_type: str, data: memoryview) -> Steps[Upload]:
-    """Describe a resumable upload of one file: a start, then its pieces."""
+def _upload_file(version: str, name: str, media_type: str, data: memoryview) -> Steps[dict[str, Any]]:
+    """Describe a resumable upload of one file: a start, then its pieces; the end gives the file object."""
     about = {"displayName": name, "mimeType": media_type}
     start = {
         "x-goog-upload-protocol": "resumable",
@@ -122,8 +128,7 @@ def upload_file(version: str, name: str, media_type: str, data: memoryview) -> S
         command = "upload, finalize" if offset + len(piece) >= len(data) else "upload"
         step = {"x-goog-upload-offset": str(offset), "x-goog-upload-command": command}
         reply = yield Call("POST", url, {**step, "content-type": media_type}, piece)
-    file = as_dict(as_dict(reply.body).get("file"))
-    return Upload(as_text(file.get("name")) or "", as_text(file.get("expirationTime")))
+    return as_dict(as_dict(reply.body).get("file"))
 
 
 def _flaws(error: dict[str, Any]) -> tuple[Problem, ...]:

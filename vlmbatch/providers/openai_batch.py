@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vlmbatch import jsonl
 from vlmbatch.errors import Problem
@@ -19,11 +19,9 @@ from vlmbatch.providers.base_batch import (
     Tag,
     Upload,
     in_path,
+    multipart,
 )
 from vlmbatch.providers.common import as_count, as_dict, as_list, as_text
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 _PHASES = {
     "failed": Phase.FAILED,
@@ -44,12 +42,9 @@ class FilesAndBatches(BatchApi):
 
     def upload(self, tag: Tag, lines: memoryview) -> Steps[Upload]:
         """Describe one multipart form: purpose and file."""
-        headers, body = multipart(tag, f"{tag.name}.jsonl", "application/jsonl", lines, {"purpose": "batch"})
+        headers, body = multipart(tag.job, f"{tag.name}.jsonl", "application/jsonl", lines, {"purpose": "batch"})
         reply = yield Call("POST", "/v1/files", headers, body)
-        file = as_dict(reply.body)
-        expires = as_count(file.get("expires_at"))
-        until = None if expires is None else datetime.fromtimestamp(expires, UTC).isoformat().replace("+00:00", "Z")
-        return Upload(as_text(file.get("id")) or "", until)
+        return _upload(reply.body)
 
     def create(self, tag: Tag, shard: str, file_id: str, lines: memoryview) -> Call:  # noqa: ARG002  (uploaded)
         """Describe a job over the uploaded file."""
@@ -73,19 +68,23 @@ class FilesAndBatches(BatchApi):
         flaws = tuple(_flaw(as_dict(one)) for one in as_list(as_dict(value.get("errors")).get("data")))
         counts = as_dict(value.get("request_counts"))
         created = as_count(value.get("created_at"))
-        total = as_count(counts.get("total"))
+        total, good, bad = (as_count(counts.get(name)) or 0 for name in ("total", "completed", "failed"))
+        phase = _PHASES.get(state, Phase.OPEN)
+        results = tuple(_results(value))
+        kinds = {result.kind for result in results}
         return Batch(
             as_text(value.get("id")) or "",
-            _PHASES.get(state, Phase.OPEN),
+            phase,
             state,
             tag=_tag(as_dict(value.get("metadata"))),
             input_file=as_text(value.get("input_file_id")) or "",
             created_at=None if created is None else datetime.fromtimestamp(created, UTC),
             requests=total or None,
-            done=(as_count(counts.get("completed")) or 0) + (as_count(counts.get("failed")) or 0) if total else None,
+            done=good + bad if total else None,
             flaws=flaws,
             is_queue_full=any(flaw.code in _QUEUE_FULL for flaw in flaws),
-            results=tuple(_results(value)),
+            results=results,
+            lacks_results=phase is Phase.ENDED and bool((good and "output" not in kinds) or (bad and not kinds)),
         )
 
     def list(self, after: str) -> Call:
@@ -115,23 +114,17 @@ class FilesAndBatches(BatchApi):
         return names, last or ""
 
 
-def multipart(
-    tag: Tag, name: str, media_type: str, data: memoryview | bytes, fields: Mapping[str, str]
-) -> tuple[dict[str, str], bytearray]:
-    """Return headers and body of a multipart form with one file; the boundary is a hash, so no data holds it."""
-    boundary = f"vlmbatch-{tag.job[:48]}"  # at most 70 characters (RFC 2046)
-    head = "".join(
-        f'--{boundary}\r\nContent-Disposition: form-data; name="{key}"\r\n\r\n{value}\r\n'
-        for key, value in fields.items()
-    )
-    head += (
-        f'--{boundary}\r\nContent-Disposition: form-data; name="file"; filename="{name}"\r\n'
-        f"Content-Type: {media_type}\r\n\r\n"
-    )
-    body = bytearray(head.encode())
-    body += data
-    body += f"\r\n--{boundary}--\r\n".encode()
-    return {"content-type": f"multipart/form-data; boundary={boundary}"}, body
+class ResponsesFilesAndBatches(FilesAndBatches):
+    """The same for the responses endpoint, which takes images by the id of an uploaded file too."""
+
+    __slots__ = ()
+
+    def store_image(self, sha256: str, media_type: str, data: memoryview) -> Steps[Upload]:
+        """Describe one multipart form with the purpose that images have."""
+        name = f"{sha256}.{media_type.rpartition('/')[2]}"
+        headers, body = multipart(sha256, name, media_type, data, {"purpose": "vision"})
+        reply = yield Call("POST", "/v1/files", headers, body)
+        return _upload(reply.body)
 
 
 def _results(value: dict[str, Any]) -> list[ResultFile]:
@@ -140,6 +133,13 @@ def _results(value: dict[str, Any]) -> list[ResultFile]:
     named = [(kind, as_text(value.get(key))) for kind, key in kinds]
     paths = [(kind, f"/v1/files/{in_path(file_id)}/content") for kind, file_id in named if file_id]
     return [ResultFile(kind, Call("GET", path)) for kind, path in paths]
+
+
+def _upload(body: Any) -> Upload:
+    file = as_dict(body)
+    expires = as_count(file.get("expires_at"))
+    until = None if expires is None else datetime.fromtimestamp(expires, UTC).isoformat().replace("+00:00", "Z")
+    return Upload(as_text(file.get("id")) or "", until)
 
 
 def _flaw(error: dict[str, Any]) -> Problem:

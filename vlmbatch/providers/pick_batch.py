@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from vlmbatch.errors import InputError
 from vlmbatch.providers.anthropic_batch import MessageBatches
 from vlmbatch.providers.gemini_batch import BatchGenerate
-from vlmbatch.providers.openai_batch import FilesAndBatches
+from vlmbatch.providers.openai_batch import FilesAndBatches, ResponsesFilesAndBatches
 
 if TYPE_CHECKING:
     from vlmbatch.providers.base import Provider
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _BY_WIRE: dict[str, type[BatchApi]] = {
     "openai-chat": FilesAndBatches,
-    "openai-responses": FilesAndBatches,
+    "openai-responses": ResponsesFilesAndBatches,
     "anthropic-messages": MessageBatches,
     "gemini-generate-content": BatchGenerate,
 }

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from vlmbatch.retry import Policy
 
 _BROKEN_AFTER: Final = 3
-_SICK_AFTER: Final = 10
+_SICK_AFTER: Final = 20
+_LEAST_PROBES: Final = 3
+_LONGEST_PAUSE_S: Final = 5.0
 _NO_TIME: Final = float("-inf")
 
 
@@ -50,6 +52,7 @@ class Endpoint:
     failures: int = 0
     probes: int = 0
     is_down: bool = False
+    down_since: float = _NO_TIME
     is_probed: bool = False
 
     @property
@@ -86,7 +89,7 @@ class Endpoints:
 
     Args:
         endpoints: The places.
-        policy: When an endpoint counts as lost, and how long a server may make us wait.
+        policy: How long an endpoint may be down, and how long a server may make us wait.
         rpm: Requests per minute over all endpoints, None = no budget.
         tpm: Tokens per minute over all endpoints, None = no budget.
         delay_s: Least time between two requests.
@@ -243,18 +246,24 @@ class Endpoints:
 
     def try_first(self, endpoint: Endpoint) -> None:
         """Send a single request to an endpoint before it gets more."""
-        endpoint.is_down = True
+        endpoint.is_down, endpoint.down_since = True, time.monotonic()
 
     def _set_aside(self, endpoint: Endpoint) -> None:
-        policy = self._policy
-        endpoint.is_down = True
-        endpoint.down_until = time.monotonic() + min(policy.backoff_cap_s, policy.base_s * 2**endpoint.probes / 2)
+        now = time.monotonic()
+        if not endpoint.is_down:
+            endpoint.is_down, endpoint.down_since = True, now
+        endpoint.down_until = now + min(_LONGEST_PAUSE_S, self._policy.base_s * 2**endpoint.probes / 10)
+
+    def _is_lost(self, endpoint: Endpoint, now: float) -> bool:
+        """Return whether an endpoint has been tried often and long enough to be given up."""
+        is_long = now - endpoint.down_since >= self._policy.patience_s
+        return endpoint.is_down and endpoint.probes >= _LEAST_PROBES and is_long
 
     def _check_hope(self, now: float) -> None:
         """Raise where no endpoint will take a request within the longest wait that is allowed."""
         policy = self._policy
         late = [endpoint for endpoint in self.all if endpoint.cool_until - now > policy.max_wait_s]
-        lost = [endpoint for endpoint in self.all if endpoint.probes >= policy.max_tries and endpoint.is_down]
+        lost = [endpoint for endpoint in self.all if self._is_lost(endpoint, now)]
         if len({id(endpoint) for endpoint in (*late, *lost)}) < len(self.all):
             return
         if lost:

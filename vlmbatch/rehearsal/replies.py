@@ -97,7 +97,8 @@ class Replies:
         if self._models and asked.model not in self._models:
             raise BadRequest(f"The model '{asked.model}' does not exist.", status=404)
         pictures = [self._fetch(picture) for picture in asked.pictures]
-        looks = [look(picture, checks_media_type=asked.checks_media_type) for picture in pictures]
+        checks = asked.checks_media_type
+        looks = [look(one, checks_media_type=checks and not one.file_id) for one in pictures]
         bill = sum(image_tokens(asked, one.width, one.height) for one in looks)
         answer = compose(asked, looks, digest, bill=bill, fault=self._faults.for_answer(digest))
         return Reply(200, jsonl.dumps(wire.answer(asked, answer)))

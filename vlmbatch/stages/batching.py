@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
 from collections import Counter
@@ -14,10 +13,11 @@ from vlmbatch.batch.channel import send_batches
 from vlmbatch.errors import InputError
 from vlmbatch.progress import ProgressFileReporter
 from vlmbatch.records import MODEL_ANSWERS, Status
-from vlmbatch.transport import check_base_url, without_query
+from vlmbatch.stages.sending import addresses, in_loop, need_key
+from vlmbatch.transport import without_query
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from vlmbatch.attempts import Outcome
     from vlmbatch.batch.base import BatchOptions, BatchResult
@@ -45,9 +45,9 @@ def send(task: Task, key: str | None, options: BatchOptions) -> RunResult:
     _check(task)
     started = time.monotonic()
     index = task.run.index()
-    with _address(task) as base_url:
+    with addresses(task) as (base_url,):
         if not asked.rehearsal:
-            _need_key(task, base_url, key)
+            need_key(task, [base_url], key)
         filled = replace(
             options,
             base_url=base_url,
@@ -58,8 +58,10 @@ def send(task: Task, key: str | None, options: BatchOptions) -> RunResult:
             rehearsal=asked.rehearsal,
         )
         reporters = _reporters(task)
-        result = send_batches(
-            task.run, task.provider, filled, task.selection.wanted, index, on_event=task.on_event, stop=task.stop
+        result = in_loop(
+            lambda: send_batches(
+                task.run, task.provider, filled, task.selection.wanted, index, on_event=task.on_event, stop=task.stop
+            )
         )
     rows = _Rows(task, index)
     rows.count([file for job in result.jobs for file in job.files])
@@ -84,29 +86,6 @@ def _check(task: Task) -> None:
     said = [sentence for sentence, holds in wrong.items() if holds]
     if said:
         raise InputError("; ".join(said), hint="docs/how-to/batch.md lists what goes with --channel batch")
-
-
-@contextlib.contextmanager
-def _address(task: Task) -> Iterator[str]:
-    """Yield the base URL; a rehearsal's server lives as long as the block."""
-    options = task.options
-    if not options.rehearsal:
-        yield check_base_url(options.base_urls[0]) if options.base_urls else task.provider.default_base_url()
-        return
-    from vlmbatch.rehearsal.faults import load_faults
-    from vlmbatch.rehearsal.server import serve
-
-    with serve(load_faults(options.faults) if options.faults else None) as server:
-        yield server.base_url
-
-
-def _need_key(task: Task, base_url: str, key: str | None) -> None:
-    names = task.provider.default_key_envs()
-    if key is None and names and task.provider.is_direct(base_url):
-        raise InputError(
-            f"no API key: {' or '.join(names)} is not set",
-            hint=f"export {names[0]}=…, or name another variable with --api-key-env; nothing was sent",
-        )
 
 
 def _reporters(task: Task) -> list[ProgressFileReporter]:

@@ -7,7 +7,6 @@ folder too. Bad results (of another run, of other bytes) end it before anything 
 from __future__ import annotations
 
 import os
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -22,7 +21,7 @@ from vlmbatch.stages.compare import Side, compare
 from vlmbatch.stages.merge import Merge, Spool
 from vlmbatch.stages.overlay import Ledger
 from vlmbatch.stages.reviews import load_reviews
-from vlmbatch.stages.summary import Sources, file_facts, summarise
+from vlmbatch.stages.summary import Sources, summarise
 from vlmbatch.stages.targets import check_targets, choose_files
 
 if TYPE_CHECKING:
@@ -181,11 +180,8 @@ class _Job:
         reviews = None if options.rehearsal else load_reviews(run, ledger, reviewed)
         spool = self.stack.enter_context(Spool(self._scratch()))
         merge = Merge(run, provider, ledger, asked, spool, options.needs_records, options.rehearsal, fields)
-        with ThreadPoolExecutor(max_workers=1) as pool:
-            hashing = [pool.submit(jsonl.sha256_file, path) for path in ordered]
-            read = merge.read(ordered, journal, self.on_event)
-            files = file_facts(read, [one.result() for one in hashing])
-        sources = Sources(run=run, read=read, asked=asked, rehearsal=options.rehearsal, reviews=reviews, files=files)
+        read = merge.read(ordered, journal, self.on_event)
+        sources = Sources(run=run, read=read, asked=asked, rehearsal=options.rehearsal, reviews=reviews)
         return Side(run, read, spool, summarise(sources), options.rehearsal), reviews or {}
 
     def _scratch(self) -> str | None:
@@ -207,6 +203,11 @@ def _warnings(read: Read, summary: Mapping[str, Any], options: CollectOptions) -
         f"{file['file']}: {file['torn_lines']:,} damaged line(s), counted and passed over"
         for file in summary["files"]
         if file["torn_lines"]
+    ]
+    said += [
+        f"{file.name} grew while it was being read; collect again"
+        for file in read.files
+        if file.hashed_bytes != file.bytes
     ]
     said += [
         f"batch {job.batch_id}: {job.requests:,} requests went in, its files hold {lines:,} lines"

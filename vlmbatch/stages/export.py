@@ -266,7 +266,7 @@ class RowsSink:
     def put(self, line: Line, record: dict[str, Any]) -> None:
         """Take one record; a row is written once the record of another row comes."""
         if not self._is_joined:
-            self._write(line.row, _answer(record), is_rehearsal=record["rehearsal"])
+            self._write(line.row, row_answer(record), is_rehearsal=record["rehearsal"])
             return
         place = jsonl.loads(b"{%b}" % line.place)
         held = [other["output"] for other, _ in self._held]
@@ -285,7 +285,7 @@ class RowsSink:
         records = {place["output"]: record for place, record in self._held}
         self._held = []
         is_rehearsal = any(record["rehearsal"] for record in records.values())
-        answers = {name: _answer(record) for name, record in records.items()}
+        answers = {name: row_answer(record) for name, record in records.items()}
         plain = ("model", "raw_response", "parsed_answer")
         joined: dict[str, Any] = {key: {name: answer[key] for name, answer in answers.items()} for key in plain}
         errors = {name: answer["error"] for name, answer in answers.items() if answer["error"] is not None}
@@ -301,10 +301,11 @@ class RowsSink:
 
     def _write(self, row: bytes, answer: Mapping[str, Any], *, is_rehearsal: bool) -> None:
         marks = dict(answer) | ({"rehearsal": True} if is_rehearsal else {})
-        self._file.write(_with_members(row, marks) + b"\n")
+        self._file.write(with_members(row, marks) + b"\n")
 
 
-def _answer(record: Mapping[str, Any]) -> dict[str, Any]:
+def row_answer(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the four fields of ours that stand behind an input row."""
     is_ok = record["status"] == Status.OK
     value = record["json"] if record["authoritative"] == "json" else record["text"]
     reason = record["reason"]
@@ -316,7 +317,7 @@ def _answer(record: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _with_members(row: bytes, more: Mapping[str, Any]) -> bytes:
+def with_members(row: bytes, more: Mapping[str, Any]) -> bytes:
     """Return an object with members of ours behind its own, whose bytes stay as they are.
 
     A member that has one of our names is renamed (``input_NAME``); then the row's members are put together anew, each

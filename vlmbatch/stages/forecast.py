@@ -17,6 +17,7 @@ from vlmbatch.stages.calibrate import FEW, Point
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from vlmbatch import tokens
     from vlmbatch.prices import Prices, Rates
     from vlmbatch.records import Channel
     from vlmbatch.stages.sample import Measured, Sample
@@ -131,17 +132,18 @@ def by_formula(
 
 
 def by_sample(
-    load: Workload, rows: Mapping[str, Row], sample: Sample, texts: Mapping[str, float], prices: Prices
+    load: Workload, sample: Sample, texts: Mapping[str, float], prices: Prices, scheme: tokens.Scheme | None
 ) -> Forecast | None:
     """Forecast from a measured sample, None where no row of it was billed.
 
     Args:
-        load: The run.
-        rows: The manifest's rows of the sample.
+        load: The run, with the rows of the sample.
         sample: What was measured.
         texts: Tokens of each row's text by the rule.
         prices: As they were given.
+        scheme: What image tokens were counted by, None where no rule is known.
     """
+    rows = load.rows
     billed = {name: one for name, one in sample.rows.items() if one.is_billed}
     if not billed:
         return None
@@ -152,7 +154,7 @@ def by_sample(
     thought = (
         _total(billed, rows, rest, "reasoning_tokens", cap=limit) if _all_tell(billed, "reasoning_tokens") else None
     )
-    calibration = _calibration(load, rows, sample, billed, texts, by={"input": used.by, "output": made.by})
+    calibration = _calibration(load, sample, billed, texts if scheme else {}, by={"input": used.by, "output": made.by})
     total_in, total_out, share = _span(used), _span(made), calibration.cached_share
     return Forecast(
         total_in,
@@ -181,16 +183,16 @@ def _total(
 
 def _calibration(
     load: Workload,
-    rows: Mapping[str, Row],
     sample: Sample,
     billed: Mapping[str, Measured],
     texts: Mapping[str, float],
     *,
     by: Mapping[str, str],
 ) -> Calibration:
+    rows = load.rows
     used = {name: one.usage["input_tokens"] or 0 for name, one in billed.items()}
     made = [one.usage["output_tokens"] or 0 for one in billed.values()]
-    expected = {name: rows[name].image_tokens + texts[name] for name in billed}
+    expected = {name: rows[name].image_tokens + texts[name] for name in billed if name in texts}
     thought = [one.usage["reasoning_tokens"] for one in billed.values()]
     limits = [one.limit for one in billed.values()]
     size = load.image_tokens / load.requests
@@ -209,7 +211,7 @@ def _calibration(
         output_max=max(made),
         limit=max((limit for limit in limits if limit is not None), default=None),
         near_limit=sum(limit is not None and n >= NEAR_LIMIT * limit for n, limit in zip(made, limits, strict=True)),
-        formula_ratio=sum(used.values()) / sum(expected.values()) if sum(expected.values()) else None,
+        formula_ratio=sum(used.values()) / sum(expected.values()) if any(expected.values()) else None,
         rows_apart=sum(abs(used[name] - want) >= APART * want for name, want in expected.items()),
         size_ratio=sum(rows[name].image_tokens for name in billed) / len(billed) / size if size else 1.0,
         unseen_share=calibrate.unseen_share(len(billed)) if left else 0.0,
@@ -236,8 +238,8 @@ def _usd(prices: Prices, channel: Channel, used: Span, made: Span | None, cached
 def _money(rates: Rates, used: float | None, made: float | None, cached_share: float) -> Decimal | None:
     if used is None or made is None:
         return None
-    tokens = Decimal(round(used)), Decimal(round(made)), Decimal(round(used * cached_share))
-    return rates.of_tokens(*tokens).quantize(_CENT_OF_CENT, ROUND_HALF_EVEN)
+    counts = Decimal(round(used)), Decimal(round(made)), Decimal(round(used * cached_share))
+    return rates.of_tokens(*counts).quantize(_CENT_OF_CENT, ROUND_HALF_EVEN)
 
 
 # --- what has to be said aloud ---------------------------------------------------------------------------------------

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import os
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vlmbatch import attempts, jsonl, rundir
-from vlmbatch.attempts import Outcome, Reader
+from vlmbatch.attempts import Outcome, Reader, relative_name
 from vlmbatch.errors import IntegrityError, Problem
 from vlmbatch.records import MODEL_ANSWERS, ErrorInfo, Event, Reading, Status, Verdict
-from vlmbatch.stages.overlay import IMAGE_SEEN, IMAGE_UNSEEN, RETRY, Ledger, Overlay
+from vlmbatch.stages import forked
+from vlmbatch.stages.overlay import IMAGE_SEEN, IMAGE_UNSEEN, RETRY, Ledger, Overlay, Part
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,8 +29,13 @@ if TYPE_CHECKING:
     from vlmbatch.rundir import RunDir
 
 _NAMED_STRANGERS = 5
-_EVENT_BYTES = 1 << 24
 _SPOOL_BUFFER = 1 << 20
+_PART_BITS = 40
+_PART_MASK = (1 << _PART_BITS) - 1
+_PIECE_BYTES = 1 << 24
+_MOST_PIECES = 200
+_SMALL_BYTES = 1 << 25
+"""Below this many bytes of results, starting helpers takes longer than they save."""
 _SEVERAL = 2
 _BILLED = MODEL_ANSWERS - {Status.REFUSAL}
 _ID_START = b'{"custom_id":"'
@@ -40,17 +46,35 @@ _AFTER_IMAGES = (b',"source_line":', b',"output":')
 
 @dataclass(slots=True)
 class FileFacts:
-    """What is known of one results file once it has been read."""
+    """What is known of one results file once it has been read.
+
+    Attributes:
+        path: Where it stands.
+        name: How records name it.
+        bytes: Its length when reading began; what was appended later is not read.
+        sha256: Its digest, over ``hashed_bytes``.
+        hashed_bytes: Its length when it was hashed.
+        records: Lines that hold an attempt.
+        torn_lines: Lines that hold none.
+        left_out: Rehearsed answers in a file that is read for real ones, or the other way round.
+        job: The batch job that it came from, None where the journal knows none.
+    """
 
     path: str
     name: str
     bytes: int
+    sha256: str = ""
+    hashed_bytes: int = 0
     records: int = 0
     torn_lines: int = 0
     left_out: int = 0
-    """Rehearsed answers in a file that is read for real ones, or the other way round."""
     job: Job | None = None
-    """The batch job that it came from."""
+
+    def add(self, part: Part) -> None:
+        """Take a piece of the file into account."""
+        self.records += part.records
+        self.torn_lines += part.torn_lines
+        self.left_out += part.left_out
 
 
 @dataclass(slots=True)
@@ -65,51 +89,55 @@ class Read:
 
     ledger: Ledger
     overlay: Overlay
-    files: list[FileFacts] = field(default_factory=list)
+    files: list[FileFacts]
+
+
+class SpoolPart:
+    """One scratch file of a :class:`Spool`, filled by whoever reads one piece of the results."""
+
+    def __init__(self, number: int, folder: str | None) -> None:
+        self.file: IO[bytes] = tempfile.TemporaryFile(dir=folder, buffering=_SPOOL_BUFFER)  # noqa: SIM115
+        self._at = number << _PART_BITS
+
+    def put(self, data: bytes) -> tuple[int, int]:
+        """Append; return the place in the spool, and the length."""
+        place, length = self._at, len(data)
+        self.file.write(data)
+        self._at += length
+        return place, length
 
 
 class Spool:
-    """Finished halves of records, appended in the order of reading and fetched by offset; gone when closed.
+    """Finished halves of records, fetched by place; gone when closed.
 
     Args:
-        folder: Where the scratch file stands (without a name); None = the system's place for such files. It is made
-            when the first half comes.
+        folder: Where the scratch files stand (without a name); None = the system's place for such files.
     """
 
     def __init__(self, folder: str | None) -> None:
         self._folder = folder
-        self._file: IO[bytes] | None = None
-        self._fd = -1
-        self._size = 0
+        self._parts: list[SpoolPart] = []
+        self._fds: list[int] = []
 
-    def put(self, data: bytes) -> tuple[int, int]:
-        """Append; return offset and length."""
-        file = self._file
-        if file is None:
-            file = self._file = tempfile.TemporaryFile(dir=self._folder, buffering=_SPOOL_BUFFER)  # noqa: SIM115
-            self._fd = file.fileno()
-        offset, length = self._size, len(data)
-        file.write(data)
-        self._size += length
-        return offset, length
+    def new_part(self) -> SpoolPart:
+        """Make room for the next piece."""
+        part = SpoolPart(len(self._parts), self._folder)
+        self._parts.append(part)
+        self._fds.append(part.file.fileno())
+        return part
 
-    def flush(self) -> None:
-        """Make everything readable by :meth:`get`."""
-        if self._file is not None:
-            self._file.flush()
-
-    def get(self, offset: int, length: int) -> bytes:
-        """Return what :meth:`put` took."""
-        return os.pread(self._fd, length, offset)
+    def get(self, place: int, length: int) -> bytes:
+        """Return what a part's ``put`` took and flushed."""
+        return os.pread(self._fds[place >> _PART_BITS], length, place & _PART_MASK)
 
     def of_attempt(self, overlay: Overlay, row: int) -> bytes:
-        """Return the half record of an attempt that won when it was read."""
+        """Return the half record of an attempt."""
         return self.get(overlay.spool_offset[row], overlay.spool_length[row])
 
     def close(self) -> None:
         """Give the space back."""
-        if self._file is not None:
-            self._file.close()
+        for part in self._parts:
+            part.file.close()
 
     def __enter__(self) -> Spool:
         return self
@@ -118,29 +146,12 @@ class Spool:
         self.close()
 
 
-class _Strangers:
-    """Attempts that are not of this run: the first few by name, all of them by number."""
+class _Piece(NamedTuple):
+    """A piece of work: to hash a whole file, or (with a span) to read a part of it."""
 
-    def __init__(self) -> None:
-        self.count = 0
-        self._problems: list[Problem] = []
-
-    def add(self, outcome: Outcome, *, is_known: bool) -> None:
-        self.count += 1
-        if len(self._problems) >= _NAMED_STRANGERS:
-            return
-        code, message = "foreign_id", f"custom_id {outcome.custom_id!r} is not in the manifest"
-        if is_known:
-            code, message = "foreign_line", f"{outcome.custom_id} answers a line of another hash than ours"
-        self._problems.append(Problem(code, message, outcome.file, outcome.line))
-
-    def refuse(self) -> None:
-        if self.count:
-            raise IntegrityError(
-                f"{self.count:,} line(s) are not answers to this run's requests",
-                hint="results of another run were mixed in: name this run's files alone; nothing was written",
-                problems=self._problems,
-            )
+    file: int
+    span: tuple[int, int] | None = None
+    spool: SpoolPart | None = None
 
 
 @dataclass(slots=True)
@@ -155,6 +166,7 @@ class Merge:
         fields: Paths into the JSON answer, as keys; the overlay's ``filled`` has one bit for each.
         spool: Where the records' halves go.
         has_records: Whether records are wanted; else only numbers are, and nothing is spooled.
+        workers: Processes that read; None = one for each processor.
     """
 
     run: RunDir
@@ -165,6 +177,8 @@ class Merge:
     has_records: bool = True
     rehearsal: bool = False
     fields: Sequence[Sequence[str]] = ()
+    workers: int | None = None
+    _files: list[FileFacts] = field(default_factory=list)
 
     def read(self, paths: Sequence[str], journal: Journal, on_event: Callable[[Event], None] | None = None) -> Read:
         """Read the files in the given order.
@@ -172,45 +186,72 @@ class Merge:
         Raises:
             IntegrityError: A line is of no request of this run; all are counted, the first few named.
         """
-        read = Read(self.ledger, Overlay(len(self.ledger)))
-        strangers = _Strangers()
-        total = sum(os.path.getsize(path) for path in paths)
-        done = 0
-        for path in paths:
-            reader = Reader(path, self.run, self.provider, journal)
-            facts = FileFacts(path, reader.name, os.path.getsize(path), job=reader.job)
-            read.files.append(facts)
-            for base in self._take_file(reader, read, facts, strangers):
-                if on_event:
-                    on_event(Event("progress", "collect", done=done + base, total=total, data={"unit": "bytes"}))
-            done += facts.bytes
-        strangers.refuse()
-        self.spool.flush()
+        self._files = [self._facts(path, journal) for path in paths]
+        read = Read(self.ledger, Overlay(len(self.ledger)), self._files)
+        total = sum(file.bytes for file in self._files)
+        pieces = list(self._pieces(total))
+        is_large = total > _SMALL_BYTES
+        results = forked.in_order(pieces, self._work, workers=self.workers if is_large else 0)
+        strangers, problems, done = 0, list[Problem](), 0
+        lines_before = [0] * len(paths)
+        for piece, result in zip(pieces, results, strict=True):
+            file = self._files[piece.file]
+            if isinstance(result, tuple):
+                file.sha256, file.hashed_bytes = result
+                continue
+            before = lines_before[piece.file]
+            read.overlay.take(result, before)
+            strangers += result.strangers
+            problems += [replace(problem, line=before + (problem.line or 0)) for problem in result.problems]
+            lines_before[piece.file] += result.lines
+            file.add(result)
+            done += piece.span[1] - piece.span[0] if piece.span else 0
+            if on_event:
+                on_event(Event("progress", "collect", done=done, total=total, data={"unit": "bytes"}))
+        _refuse(strangers, problems[:_NAMED_STRANGERS])
         return read
 
-    def _take_file(self, reader: Reader, read: Read, facts: FileFacts, strangers: _Strangers) -> Iterator[int]:
-        """Take in one file; yield the offset now and then."""
-        number, told = len(read.files) - 1, 0
-        ledger, overlay, spool, asked = self.ledger, read.overlay, self.spool, self.asked
+    def _facts(self, path: str, journal: Journal) -> FileFacts:
+        return FileFacts(path, relative_name(path, self.run), os.path.getsize(path), job=journal.job(path))
+
+    def _pieces(self, total: int) -> Iterator[_Piece]:
+        """Yield the work in the order in which it is taken in: hashes first, then the attempts in reading order."""
+        yield from (_Piece(number) for number in range(len(self._files)))
+        step = max(_PIECE_BYTES, total // _MOST_PIECES)
+        for number, file in enumerate(self._files):
+            for span in jsonl.split_lines(file.path, file.bytes, step):
+                yield _Piece(number, span, self.spool.new_part() if self.has_records else None)
+
+    def _work(self, piece: _Piece) -> Part | tuple[str, int]:
+        if piece.span is None:
+            return jsonl.sha256_file(self._files[piece.file].path)
+        return self._read_piece(piece.file, piece.span, piece.spool)
+
+    def _read_piece(self, number: int, span: tuple[int, int], spool: SpoolPart | None) -> Part:
+        """Read and judge the attempts of one piece of a file."""
+        file, part = self._files[number], Part()
+        reader = Reader(file.path, self.run, self.provider, span=span, job=file.job)
+        ledger, asked = self.ledger, self.asked
         for outcome in reader:
             if outcome.rehearsal is not self.rehearsal:
-                facts.left_out += 1
+                part.left_out += 1
                 continue
             position = ledger.position(outcome.custom_id)
             if position < 0 or not ledger.has_hash(position, outcome.line_sha256):
-                strangers.add(outcome, is_known=position >= 0)
+                _note_stranger(part, outcome, is_known=position >= 0)
                 continue
             wanted = asked[ledger.output_of[position]]
             reading, verdict = attempts.judge(outcome, self.provider, wanted)
-            kind = overlay.kind_number(self._kind(number, outcome, reading, verdict))
-            overlay.add(position, kind, outcome.line, reading.usage, outcome.latency_s)
-            if self.has_records:
+            kind = part.kind_number(self._kind(number, outcome, reading, verdict))
+            part.add(position, kind, outcome.line, reading.usage, outcome.latency_s)
+            if spool:
                 half = half_record(outcome, reading, verdict, is_json=wanted.json)
-                overlay.spooled(spool.put(jsonl.dumps(half)))
-            if outcome.offset - told > _EVENT_BYTES:
-                told = outcome.offset
-                yield told
-        facts.records, facts.torn_lines = reader.lines, reader.torn
+                part.spooled(spool.put(jsonl.dumps(half)))
+        if spool:
+            spool.file.flush()
+        part.records, part.torn_lines = reader.lines, reader.torn
+        part.lines = jsonl.count_lines(file.path, *span)
+        return part
 
     def _kind(self, number: int, outcome: Outcome, reading: Reading, verdict: Verdict) -> tuple[Any, ...]:
         """Return the fields of the attempt's :class:`~vlmbatch.stages.overlay.Kind`."""
@@ -234,6 +275,25 @@ class Merge:
     def _filled(self, verdict: Verdict) -> int:
         """Return which of the required fields are there and not empty, as bits."""
         return sum(1 << bit for bit, path in enumerate(self.fields) if is_filled(verdict.json, path))
+
+
+def _note_stranger(part: Part, outcome: Outcome, *, is_known: bool) -> None:
+    """Count an attempt that is not of this run; the first few are named."""
+    part.strangers += 1
+    if len(part.problems) < _NAMED_STRANGERS:
+        code, message = "foreign_id", f"custom_id {outcome.custom_id!r} is not in the manifest"
+        if is_known:
+            code, message = "foreign_line", f"{outcome.custom_id} answers a line of another hash than ours"
+        part.problems.append(Problem(code, message, outcome.file, outcome.line))
+
+
+def _refuse(strangers: int, problems: Sequence[Problem]) -> None:
+    if strangers:
+        raise IntegrityError(
+            f"{strangers:,} line(s) are not answers to this run's requests",
+            hint="results of another run were mixed in: name this run's files alone; nothing was written",
+            problems=problems,
+        )
 
 
 def _flags(status: Status, reading: Reading, outcome: Outcome) -> int:

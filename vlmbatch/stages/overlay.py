@@ -15,6 +15,7 @@ from vlmbatch.records import Status
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from vlmbatch.errors import Problem
     from vlmbatch.records import Channel, Usage
     from vlmbatch.rundir import RunDir
 
@@ -135,22 +136,18 @@ class Kind(NamedTuple):
     is_direct: bool | None
 
 
-class Overlay:
-    """Every attempt in the order of reading, and for each manifest line the one that wins.
+class Columns:
+    """Attempts in the order of reading, as numbers.
 
     Attributes:
-        winner: For each manifest line the number of its winning attempt, -1 where there is none.
         kinds: What kinds of attempts there are.
         kind: For each attempt the number of its kind; the other columns likewise: ``line`` in its file,
-            ``input_tokens`` and ``output_tokens`` (-1 = not told), ``latency_s`` (-1 = not told), where its half of
-            the record is spooled.
+            ``input_tokens`` and ``output_tokens`` (-1 = not told), ``latency_s`` (-1 = not told), and where its half
+            of the record is spooled.
         tokens: Sums over all attempts, by channel and by name.
     """
 
-    def __init__(self, requests: int) -> None:
-        self.winner = array("i", [-1]) * requests
-        self._beaten = array("i", [-1]) * requests
-        self._next = array("i")
+    def __init__(self) -> None:
         self.kinds: list[Kind] = []
         self._numbers: dict[tuple[Any, ...], int] = {}
         self.kind = array("I")
@@ -176,26 +173,86 @@ class Overlay:
             self.kinds.append(whole)
         return number
 
-    def add(self, position: int, kind: int, line: int, usage: Usage, latency_s: float | None) -> int:
-        """Take in the next attempt for a manifest line; return its number."""
-        row = len(self.kind)
+
+class Part(Columns):
+    """The attempts of one piece of a results file.
+
+    Attributes:
+        position: For each attempt its manifest line.
+        lines: Lines of the file that the piece has, blank ones too.
+        records: Lines that hold an attempt.
+        torn_lines: Lines that hold none.
+        left_out: Rehearsed answers where real ones are wanted, or the other way round.
+        strangers: Attempts that are not of this run.
+        problems: The first few of these.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.position = array("I")
+        self.lines = self.records = self.torn_lines = self.left_out = self.strangers = 0
+        self.problems: list[Problem] = []
+
+    def add(self, position: int, kind: int, line: int, usage: Usage, latency_s: float | None) -> None:
+        """Append an attempt."""
         used, made = usage["input_tokens"], usage["output_tokens"]
+        self.position.append(position)
         self.kind.append(kind)
         self.line.append(line)
         self.input_tokens.append(-1 if used is None or used > _MOST_TOKENS else used)
         self.output_tokens.append(-1 if made is None or made > _MOST_TOKENS else made)
         self.latency_s.append(-1.0 if latency_s is None else latency_s)
-        self._next.append(-1)
         sums = self.tokens[self.kinds[kind].channel]
         for name, count in usage.items():
             if count:
                 sums[name] += count  # type: ignore[operator]  # a count, as Usage says
-        old = self.winner[position]
-        if old < 0:
-            self.winner[position] = row
-        else:
-            self._settle(position, old, row)
-        return row
+
+    def spooled(self, place: tuple[int, int]) -> None:
+        """Note where the last attempt's half of the record stands."""
+        self.spool_offset.append(place[0])
+        self.spool_length.append(place[1])
+
+
+class Overlay(Columns):
+    """Every attempt, and for each manifest line the one that wins.
+
+    Attributes:
+        winner: For each manifest line the number of its winning attempt, -1 where there is none.
+    """
+
+    def __init__(self, requests: int) -> None:
+        super().__init__()
+        self.winner = array("i", [-1]) * requests
+        self._beaten = array("i", [-1]) * requests
+        self._next = array("i")
+
+    def take(self, part: Part, lines_before: int) -> None:
+        """Take in the next piece.
+
+        Args:
+            part: Its attempts.
+            lines_before: Lines of the same file that stand before the piece.
+        """
+        first = len(self.kind)
+        numbers = [self.kind_number(tuple(kind)) for kind in part.kinds]
+        self.kind.extend(array("I", map(numbers.__getitem__, part.kind)))
+        self.line.extend(array("I", (line + lines_before for line in part.line)))
+        self.input_tokens.extend(part.input_tokens)
+        self.output_tokens.extend(part.output_tokens)
+        self.latency_s.extend(part.latency_s)
+        self.spool_offset.extend(part.spool_offset)
+        self.spool_length.extend(part.spool_length)
+        self._next.extend(array("i", [-1]) * len(part))
+        for channel, sums in part.tokens.items():
+            for name, count in sums.items():
+                self.tokens[channel][name] += count
+        winner = self.winner
+        for row, position in enumerate(part.position, start=first):
+            old = winner[position]
+            if old < 0:
+                winner[position] = row
+            else:
+                self._settle(position, old, row)
 
     def _settle(self, position: int, old: int, row: int) -> None:
         """Let the stronger of two attempts win, of equal ones the later; remember the other."""
@@ -205,11 +262,6 @@ class Overlay:
         self._beaten[position] = loser
         if wins:
             self.winner[position] = row
-
-    def spooled(self, place: tuple[int, int]) -> None:
-        """Note where the last attempt's half of the record stands."""
-        self.spool_offset.append(place[0])
-        self.spool_length.append(place[1])
 
     def status(self, row: int) -> Status:
         """Return the status of an attempt."""
@@ -223,6 +275,8 @@ class Overlay:
     def beaten(self, position: int) -> Sequence[int]:
         """Return the attempts of a manifest line that did not win, in the order of reading."""
         row = self._beaten[position]
+        if row < 0:
+            return ()
         rows = []
         while row >= 0:
             rows.append(row)

@@ -28,7 +28,7 @@ class BuildOptions:
 
     Attributes:
         sources: Folders, files or one table; empty where ``config`` names them.
-        out: The run folder to make; it must not exist.
+        out: The run folder to make; it must not exist. (Empty for :class:`~vlmbatch.api.engine.Engine` alone.)
         model: The model's name; None where ``config`` names it.
         provider: Name in the registry; None = the default, or for a pipeline file that of a server of one's own.
         env: The variables that paths of a pipeline file may name; nothing else is taken from it.
@@ -37,7 +37,7 @@ class BuildOptions:
     """
 
     sources: Sequence[str] = ()
-    out: str
+    out: str = ""
     model: str | None = None
     provider: str | None = None
     prompt: str | None = None
@@ -109,6 +109,8 @@ def plan(options: BuildOptions) -> Plan:
     Raises:
         InputError: Options contradict one another, or a file cannot be read or is not what it should be.
     """
+    if not options.out:
+        raise InputError("--out is missing", hint="name the run folder to make")
     if options.config:
         return _plan_config(options)
     problems = _contradictions(options)

@@ -13,6 +13,8 @@ from enum import StrEnum
 from statistics import fmean, median
 from typing import TYPE_CHECKING, NamedTuple
 
+from vlmbatch import tokens
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
@@ -21,7 +23,6 @@ _MOST_TEXT = 1.6
 _MOST_EXTRA = 128
 """The text's tokens lie between these parts of the rule's; templates, markers and schemas may add so many."""
 
-_NOISE = 0.02
 _SLACK = 8
 _SCATTERS = 4
 _MOST_SCATTER = 0.05
@@ -93,20 +94,34 @@ class Receipts:
         return self.with_arrival(Arrival.MISSING, Arrival.FEWER, Arrival.MORE)
 
 
-def check(bills: Sequence[Bill]) -> Receipts:
-    """Return a receipt for each row; rows without images are left out."""
+def check(bills: Sequence[Bill], scheme: tokens.Scheme | None) -> Receipts:
+    """Return a receipt for each row; rows without images are left out.
+
+    Args:
+        bills: The rows.
+        scheme: What the formula's tokens were counted by; a number that somebody chose proves nothing.
+    """
     due = [bill for bill in bills if bill.formula > 0]
+    if scheme is None or scheme.name == tokens.FIXED:
+        return Receipts([_told_at_all(bill) for bill in due], None)
+    noise = scheme.tolerance
     unsettled = [bill for bill in due if bill.image_tokens is None]
     share = _find_share(unsettled)
-    rows = [_told(bill) if bill.image_tokens is not None else _by_share(bill, share) for bill in due]
+    rows = [_told(bill, noise) if bill.image_tokens is not None else _by_share(bill, share, noise) for bill in due]
     extra = share.extra if share.is_known else 0.0
     return Receipts(rows, fmean(bill.text + extra for bill in unsettled) if unsettled else None)
 
 
-def _told(bill: Bill) -> Receipt:
+def _told_at_all(bill: Bill) -> Receipt:
+    """Settle a row without a formula: image tokens of its own prove an image, none disprove it."""
+    known = {None: Arrival.UNCLEAR, 0: Arrival.MISSING}
+    return Receipt(bill.custom_id, bill.formula, bill.image_tokens, known.get(bill.image_tokens, Arrival.ARRIVED))
+
+
+def _told(bill: Bill, noise: float) -> Receipt:
     """Settle a row whose image tokens the provider tells."""
     measured = bill.image_tokens or 0
-    arrival = Arrival.MISSING if measured == 0 else _compare(measured, bill.formula, _NOISE * bill.formula + _SLACK)
+    arrival = Arrival.MISSING if measured == 0 else _compare(measured, bill.formula, noise * bill.formula + _SLACK)
     return Receipt(bill.custom_id, bill.formula, measured, arrival)
 
 
@@ -142,11 +157,11 @@ def _find_share(bills: Sequence[Bill]) -> _Share:
     extras = [_rest(bill) - bill.text for bill in sure]
     extra = median(extras)
     scatter = median(abs(one - extra) for one in extras)
-    agree = scatter <= max(_SLACK, _MOST_SCATTER * median(bill.formula for bill in sure))
-    return _Share(agree, extra, scatter, not agree or follows is False)
+    agree = follows is not False and scatter <= max(_SLACK, _MOST_SCATTER * median(bill.formula for bill in sure))
+    return _Share(agree, extra, scatter, not agree)
 
 
-def _by_share(bill: Bill, share: _Share) -> Receipt:
+def _by_share(bill: Bill, share: _Share, noise: float) -> Receipt:
     """Settle a row of which the provider tells the whole input alone."""
     if not share.is_known:
         arrival = _alone(bill)
@@ -157,7 +172,7 @@ def _by_share(bill: Bill, share: _Share) -> Receipt:
         left = None if arrival is Arrival.UNCLEAR else max(0, round(bill.input_tokens - bill.text))
         return Receipt(bill.custom_id, bill.formula, 0 if arrival is Arrival.MISSING else left, arrival)
     measured = max(0, round(bill.input_tokens - bill.text - share.extra))
-    tolerance = _SLACK + _SCATTERS * share.scatter + _NOISE * bill.formula
+    tolerance = _SLACK + _SCATTERS * share.scatter + noise * bill.formula
     if bill.formula <= tolerance:
         return Receipt(bill.custom_id, bill.formula, measured, Arrival.UNCLEAR)
     arrival = _compare(measured, bill.formula, tolerance)

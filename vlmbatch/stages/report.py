@@ -22,7 +22,7 @@ from vlmbatch import jsonl
 from vlmbatch.records import Event, Status
 from vlmbatch.rundir import REPORT
 from vlmbatch.stages import pages
-from vlmbatch.stages.survey import Survey, survey
+from vlmbatch.stages.survey import Survey, seconds, survey
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -180,7 +180,7 @@ def _figures(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "cost (USD)", _DASH if spent is None else f"{'≥ ' if cost.get('is_lower_bound') else ''}{_money(spent)}"
     median = (summary.get("latency_s") or {}).get("p50")
     if median is not None:
-        yield "median latency", f"{median:.1f} s"
+        yield "median latency", seconds(median)
 
 
 def _short(count: int) -> str:

@@ -7,7 +7,7 @@ import contextlib
 import os
 import platform
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from vlmbatch import __version__, attempts, resume, rundir
 from vlmbatch.errors import InputError, RefusedError
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from vlmbatch.serve import Serve
     from vlmbatch.stages.task import RunOptions, RunResult, Task
 
+T = TypeVar("T")
+
 _REHEARSAL_KEY = "rehearsal"
 
 
@@ -44,18 +46,18 @@ def send(task: Task, name: str | None, key: str | None) -> RunResult:
         IntegrityError: A frozen line changed under way; nothing more was sent.
         RefusedError: The provider refuses the whole run.
     """
-    with _addresses(task) as base_urls:
+    with addresses(task) as base_urls:
         endpoints = _endpoints(task, base_urls)
         if not task.options.rehearsal and task.options.serve is None:
-            _need_key(task, endpoints, key)
+            need_key(task, base_urls, key)
         if not task.selection.to_send:
             return task.result(endpoints=_told(endpoints))
         session = _Session(task, name or _next_rehearsal(task), _REHEARSAL_KEY if task.options.rehearsal else key)
-        return _in_loop(lambda: session.run(endpoints))
+        return in_loop(lambda: session.run(endpoints))
 
 
 @contextlib.contextmanager
-def _addresses(task: Task) -> Iterator[tuple[str, ...]]:
+def addresses(task: Task) -> Iterator[tuple[str, ...]]:
     """Yield the base URLs; a rehearsal's server, or one of the user's, lives as long as the block."""
     options = task.options
     if options.serve is not None:
@@ -107,9 +109,14 @@ def _endpoints(task: Task, base_urls: Sequence[str]) -> list[Endpoint]:
     ]
 
 
-def _need_key(task: Task, endpoints: Sequence[Endpoint], key: str | None) -> None:
+def need_key(task: Task, base_urls: Sequence[str], key: str | None) -> None:
+    """Check that there is a key where the provider's own address is the only place to send to.
+
+    Raises:
+        InputError: There is none.
+    """
     names = task.provider.default_key_envs()
-    if key is None and names and all(endpoint.is_direct for endpoint in endpoints):
+    if key is None and names and all(task.provider.is_direct(url) for url in base_urls):
         raise InputError(
             f"no API key: {' or '.join(names)} is not set",
             hint=f"export {names[0]}=…, or name another variable with --api-key-env; nothing was sent",
@@ -129,7 +136,7 @@ def _next_rehearsal(task: Task) -> str:
     return f"{REHEARSAL_PREFIX}{number:04d}.jsonl"
 
 
-def _in_loop(main: Callable[[], Coroutine[Any, Any, RunResult]]) -> RunResult:
+def in_loop(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
     """Run a coroutine to its end, in a loop of its own, also where the caller (a notebook) has one already."""
     try:
         asyncio.get_running_loop()

@@ -93,11 +93,14 @@ def _variety(rows: Mapping[str, Row], measured: Mapping[str, Measured]) -> Check
         row = rows[custom_id]
         if one.digest and row.images:
             asked[row.output, row.text_bytes][_key(row.images)] = one.digest
-    # The question most often asked decides: answers to different questions differ anyhow.
-    answers = max(asked.values(), key=len, default={})
+    # The question most often asked decides: answers to different questions differ anyhow, unless nobody looked at all.
+    everything = {images: digest for answers in asked.values() for images, digest in answers.items()}
+    is_mute = len(everything) >= _ENOUGH_TO_DIFFER and len(set(everything.values())) == 1
+    answers = everything if is_mute else max(asked.values(), key=len, default={})
     images, distinct = len(answers), len(set(answers.values()))
     answer: Answer = "pass" if distinct > 1 else "fail" if images >= _ENOUGH_TO_DIFFER else "cannot tell"
-    return Check("answers vary with the image", answer, f"{distinct:,} different answer(s) to {images:,} image(s)")
+    figure = f"{distinct:,} different answer(s) to {images:,} image(s){'' if is_mute else ' asked the same'}"
+    return Check("answers vary with the image", answer, figure)
 
 
 def _cap(values: Sequence[Measured]) -> Check:

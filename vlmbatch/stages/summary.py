@@ -43,7 +43,6 @@ class Sources:
     asked: Sequence[Asked]
     rehearsal: bool
     reviews: Mapping[int, Review] | None
-    files: Sequence[Mapping[str, Any]]
 
 
 def summarise(sources: Sources) -> dict[str, Any]:
@@ -88,7 +87,7 @@ def summarise(sources: Sources) -> dict[str, Any]:
         "endpoints": _named(sent, lambda kind: kind.endpoint),
         "estimate": _estimate(run),
         "reviews": None if sources.reviews is None else _reviews(sources.reviews),
-        "files": list(sources.files),
+        "files": _files(read),
         "merged": None,
         "checks": [],
     }
@@ -258,16 +257,16 @@ def _reviews(reviews: Mapping[int, Review]) -> dict[str, int]:
     }
 
 
-def file_facts(read: Read, hashed: Sequence[tuple[str, int]]) -> list[dict[str, Any]]:
+def _files(read: Read) -> list[dict[str, Any]]:
     """Return the results files that were read, as references with what was found in them."""
     return [
         {
             "file": file.name,
-            "sha256": sha256,
-            "bytes": size,
+            "sha256": file.sha256,
+            "bytes": file.hashed_bytes,
             "records": file.records,
             "torn_lines": file.torn_lines,
             "left_out": file.left_out,
         }
-        for file, (sha256, size) in zip(read.files, hashed, strict=True)
+        for file in read.files
     ]

@@ -80,7 +80,7 @@ class Survey:
             return None
         told = summary.get("latency_s") or {}
         said = [
-            f"{name} {told[key]:.1f} s"
+            f"{name} {seconds(told[key])}"
             for key, name in {"p50": "median", "p90": "90 % up to", "p99": "99 % up to", "max": "slowest"}.items()
             if told.get(key) is not None
         ]
@@ -135,6 +135,11 @@ def _shown(requests: int, sample: list[int], most: int) -> list[int]:
         return list(range(requests))
     spread = {k * requests // most for k in range(most)}
     return sorted(spread | set(sample))
+
+
+def seconds(value: float) -> str:
+    """Return a duration for reading: milliseconds where it is less than a second."""
+    return f"{value:.1f} s" if value >= 1 else f"{value * 1000:.0f} ms"
 
 
 def _rank(ranked: list[Any], share: float) -> Any:

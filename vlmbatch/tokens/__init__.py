@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AUTO",
     "DEFAULT_FIXED_TOKENS",
+    "DEFAULT_TOLERANCE",
     "FIXED",
     "SURE",
     "ImageTokens",
@@ -39,6 +40,9 @@ __all__ = [
 FIXED = "fixed"
 DEFAULT_FIXED_TOKENS = 1000
 """Tokens of an image whose size nobody knows, and of every image under ``--scheme fixed``."""
+
+DEFAULT_TOLERANCE = 0.02
+"""How far a bill may lie from an exact rule: sides round in ways that no page states."""
 
 _DETAIL_PREFIX = "media_resolution_"
 
@@ -75,6 +79,7 @@ class Scheme:
         as_of: Year and month of the source.
         source: The page, the code, or the report.
         note: What to know about it, empty where there is nothing.
+        tolerance: How far a bill may lie from the count, as a part of it.
         unknown_size_tokens: What an image of unknown size counts as.
     """
 
@@ -87,6 +92,7 @@ class Scheme:
     as_of: str = ""
     source: str = ""
     note: str = ""
+    tolerance: float = DEFAULT_TOLERANCE
     unknown_size_tokens: int = DEFAULT_FIXED_TOKENS
 
     def count(self, width: int | None, height: int | None) -> ImageTokens:
@@ -150,8 +156,7 @@ def pick(
     if scheme != AUTO and scheme not in table.schemes and scheme not in table.aliases:
         raise InputError(f"--scheme {scheme}: no such scheme", hint=f"one of: {', '.join(table.names())}")
     level = _level(detail)
-    row = _find(table, model, scheme if scheme != AUTO or provider not in table.aliases else provider, level)
-    row = row or _find(table, model, scheme, level)
+    row = _find(table, model, scheme, level, provider)
     if row is None:
         return None
     base = table.schemes[row.scheme]
@@ -168,6 +173,7 @@ def pick(
         as_of=row.as_of or base.as_of,
         source=row.source or base.source,
         note=row.note or base.note,
+        tolerance=row.tolerance or base.tolerance or DEFAULT_TOLERANCE,
         unknown_size_tokens=fixed_tokens,
     )
 
@@ -179,13 +185,21 @@ def _constants(table: Table, row: Row, level: str) -> dict[str, Any]:
     return {**base.params, **_of_detail(base, level), **own}
 
 
-def _find(table: Table, model: str, scheme: str, level: str) -> Row | None:
-    """Return the row that decides: the first model row that fits, else the scheme's own where the user named it."""
-    wanted = table.aliases.get(scheme) or ((scheme,) if scheme != AUTO else tuple(table.schemes))
+def _find(table: Table, model: str, scheme: str, level: str, provider: str) -> Row | None:
+    """Return the row that decides: the first model row that fits, else the scheme's own where the user named it.
+
+    Where nobody named a scheme, a user's own rows come first, then those of the provider, then all others.
+    """
     is_named = scheme in table.schemes
-    for row in table.models:
-        if row.scheme in wanted and row.is_for(model) and (is_named or not row.details or level in row.details):
-            return row
+    wanted = (scheme,) if is_named else table.aliases.get(scheme, tuple(table.schemes))
+    fitting = [
+        row
+        for row in table.models
+        if row.scheme in wanted and row.is_for(model) and (is_named or not row.details or level in row.details)
+    ]
+    family = table.aliases.get(provider, ()) if scheme == AUTO else ()
+    if fitting:
+        return min(fitting, key=lambda row: 0 if row.is_own or not family else row.scheme not in family)
     return table.schemes[scheme] if is_named else None
 
 

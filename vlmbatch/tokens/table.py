@@ -24,6 +24,21 @@ AUTO = "auto"
 SURE = ("documented", "computed", "reported", "inferred", "guess")
 """How sure a row is: the provider's own page; its reference code, run; a public report; by family; a guess."""
 
+_KINDS: dict[str, type] = {
+    "label": str,
+    "params": dict,
+    "detail": dict,
+    "match": list,
+    "details": list,
+    "rule": str,
+    "sure": str,
+    "as_of": str,
+    "source": str,
+    "note": str,
+    "tolerance": float,
+}
+_NAME_KEY = {"scheme": "name", "model": "scheme"}
+
 _FILE = os.path.join(os.path.dirname(os.path.dirname(__file__)), "data", "image_tokens.toml")
 
 
@@ -43,6 +58,8 @@ class Row:
         as_of: Year and month in which the source was read.
         source: The page, the code, or the report.
         note: What to know about it, empty where there is nothing.
+        tolerance: How far a bill may lie from the count, as a part of it; 0 = as its scheme.
+        is_own: Whether it is from a user's own file.
     """
 
     scheme: str
@@ -56,6 +73,8 @@ class Row:
     as_of: str = ""
     source: str = ""
     note: str = ""
+    tolerance: float = 0.0
+    is_own: bool = False
 
     def is_for(self, model: str) -> bool:
         """Return whether a model's name is one of this row's, whatever stands before or behind it."""
@@ -106,7 +125,7 @@ def load(extra: str | None = None) -> Table:
         raise InputError(f"--scheme-file {extra}: cannot be read ({error.strerror})", hint="check the path") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"--scheme-file {extra}: not TOML ({error})", hint="mend the file") from None
-    return _read(values, extra, table)
+    return _read(values, extra, table, is_own=True)
 
 
 @functools.cache
@@ -115,41 +134,61 @@ def _builtin() -> Table:
         return _read(tomllib.load(file), "image_tokens.toml", Table({}, (), {}))
 
 
-def _read(values: dict[str, Any], where: str, under: Table) -> Table:
+def _read(values: dict[str, Any], where: str, under: Table, *, is_own: bool = False) -> Table:
     """Read entries and lay them over a table.
 
     Raises:
         InputError: Entries make no sense.
     """
-    problems: list[str] = [f"unknown key {key!r}" for key in values if key not in {"scheme", "model", "alias"}]
-    schemes = dict(under.schemes)
-    for entry in values.get("scheme", []):
-        row = _row(entry, "name", problems)
-        schemes[row.scheme] = row
-    models = [_row(entry, "scheme", problems) for entry in values.get("model", [])]
-    aliases = {**under.aliases, **{name: tuple(names) for name, names in values.get("alias", {}).items()}}
+    problems = [f"unknown key {key!r}" for key in values if key not in {"scheme", "model", "alias"}]
+    entries = {kind: values.get(kind, []) for kind in ("scheme", "model")}
+    problems += [
+        f"{kind!r} is no list of entries, [[{kind}]]" for kind, found in entries.items() if not _is_list(found)
+    ]
     if not problems:
-        problems = [problem for row in (*schemes.values(), *models) for problem in _check(row, schemes)]
+        problems = [problem for kind, found in entries.items() for one in found for problem in _misfits(one, kind)]
     if problems:
-        raise InputError(
-            f"{where}: {len(problems)} entry or entries make no sense",
-            hint="references/image-tokens.md shows the form",
-            problems=[Problem("scheme_file", message, where) for message in problems],
-        )
+        raise _refusal(where, problems)
+    schemes = dict(under.schemes) | {row.scheme: row for row in (_row(one, is_own) for one in entries["scheme"])}
+    models = tuple(_row(one, is_own) for one in entries["model"])
+    aliases = {**under.aliases, **{name: tuple(names) for name, names in values.get("alias", {}).items()}}
+    problems = [problem for row in (*schemes.values(), *models) for problem in _check(row, schemes)]
+    if problems:
+        raise _refusal(where, problems)
     return Table(schemes, (*models, *under.models), aliases)
 
 
-def _row(entry: dict[str, Any], name_key: str, problems: list[str]) -> Row:
-    """Make a row of a TOML entry."""
-    known = {"label", "params", "detail", "match", "details", "rule", "sure", "as_of", "source", "note"}
-    name = entry.get(name_key)
-    problems += [f"{name or 'an entry'}: unknown key {key!r}" for key in entry if key not in {*known, name_key}]
-    if not isinstance(name, str) or not name:
-        problems.append(f"an entry lacks {name_key!r}")
-    taken = {key: value for key, value in entry.items() if key in known}
+def _refusal(where: str, problems: list[str]) -> InputError:
+    return InputError(
+        f"{where}: {len(problems)} mistake(s)",
+        hint="references/image-tokens.md shows the form",
+        problems=[Problem("scheme_file", message, where) for message in problems],
+    )
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(one, dict) for one in value)
+
+
+def _misfits(entry: dict[str, Any], kind: str) -> list[str]:
+    """Return what is wrong with the form of an entry: keys that there are not, values of another type."""
+    key = _NAME_KEY[kind]
+    who = str(entry.get(key, "an entry"))
+    kinds = {**_KINDS, key: str}
+    problems = [] if entry.get(key) else [f"{who} lacks {key!r}"]
+    for name, value in entry.items():
+        if name not in kinds:
+            problems.append(f"{who}: unknown key {name!r}")
+        elif not isinstance(value, kinds[name]):
+            problems.append(f"{who}: {name} is {value!r}, not a {kinds[name].__name__}")
+    return problems
+
+
+def _row(entry: dict[str, Any], is_own: bool) -> Row:
+    taken = {key: value for key, value in entry.items() if key in _KINDS}
     for key in ("match", "details"):
-        taken[key] = tuple(taken.get(key, ()))
-    return Row(str(name), **taken)
+        taken[key] = tuple(map(str, taken.get(key, ())))
+    return Row(entry.get("scheme") or entry["name"], **taken, is_own=is_own)
 
 
 def _check(row: Row, schemes: Mapping[str, Row]) -> list[str]:

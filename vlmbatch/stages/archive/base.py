@@ -37,7 +37,7 @@ def list_files(folder: str) -> list[str]:
     """Return the files of a run folder, relative and sorted; locks and half-written temporaries are no part of it.
 
     Raises:
-        InputError: Something in it is no plain file, so that it would not travel.
+        InputError: Something in it would not travel: a link, a special file, a name that is a path elsewhere.
     """
     found: list[str] = []
     odd: list[Problem] = []
@@ -50,10 +50,14 @@ def list_files(folder: str) -> list[str]:
                 continue
             if not stat.S_ISREG(os.lstat(os.path.join(place, name)).st_mode):
                 odd.append(Problem("not_a_file", "a link or special file, which would not travel", prefix + name))
+            elif "\\" in name:
+                odd.append(Problem("bad_name", "a backslash is a path on other systems", prefix + name))
             found.append(prefix + name)
     if odd:
         raise InputError(
-            f"{folder}: {len(odd)} entries are no plain files", hint="put the files themselves there", problems=odd
+            f"{folder}: {len(odd)} entries would not travel",
+            hint="put plain files with plain names there",
+            problems=odd,
         )
     return sorted(found)
 
@@ -64,7 +68,7 @@ def _is_temporary(name: str) -> bool:
 
 
 def hash_files(
-    folder: str, names: Iterable[str], *, on_event: Callable[[Event], None] | None = None, stage: str
+    folder: str, names: Iterable[str], *, on_event: Callable[[Event], None] | None = None
 ) -> dict[str, Hashed]:
     """Return hash and length of files of a folder, read in threads.
 
@@ -72,13 +76,15 @@ def hash_files(
         OSError: A file cannot be read.
     """
     names = list(names)
+    paths = [os.path.join(folder, *name.split("/")) for name in names]
+    total, done = sum(map(os.path.getsize, paths)), 0
     hashed = {}
     with ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as pool:
-        paths = [os.path.join(folder, *name.split("/")) for name in names]
         for name, facts in zip(names, pool.map(jsonl.sha256_file, paths), strict=True):
             hashed[name] = Hashed(*facts)
+            done += facts[1]
             if on_event:
-                on_event(Event("progress", stage, done=len(hashed), total=len(names), data={"unit": "files"}))
+                on_event(Event("progress", "seal", done=done, total=total, data={"unit": "bytes"}))
     return hashed
 
 

@@ -7,6 +7,7 @@ It states what the run knows and nothing else: no author, no licence, no time th
 from __future__ import annotations
 
 import os
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -31,7 +32,7 @@ from vlmbatch.rundir import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
     from datetime import date, datetime
 
     from vlmbatch.rundir import RunDir
@@ -157,8 +158,10 @@ def _address(name: str) -> str:
     return quote(os.fsencode(name), safe="/")
 
 
-def _ids(addresses: Any) -> list[dict[str, str]]:
-    return [{"@id": address} for address in addresses]
+def _ids(addresses: Iterable[str]) -> Any:
+    """Return references; a single one stands alone, as the specification recommends."""
+    references = [{"@id": address} for address in addresses]
+    return references[0] if len(references) == 1 else references
 
 
 # --- what happened -------------------------------------------------------------------------------------------
@@ -187,8 +190,9 @@ def _built(run: RunDir, hashed: Mapping[str, Hashed]) -> dict[str, Any]:
     described = f"{source.get('count', run.requests):,} inputs ({source.get('kind', 'unknown')}) became frozen requests"
     made = [RUN_JSON, MANIFEST, REJECTED, SHA256SUMS, *_within(SHARDS, hashed)]
     action = _action("build", "Build the requests", described, hashed, _within(INPUTS, hashed), made)
-    if parse_time(run.info.get("created_at")):
-        action["endTime"] = run.info["created_at"]
+    created = parse_time(run.info.get("created_at"))
+    if created:
+        action["endTime"] = _written(created)
     return action
 
 
@@ -209,18 +213,20 @@ def _ran(run: RunDir, hashed: Mapping[str, Hashed]) -> list[dict[str, Any]]:
 
 
 def _span(path: str) -> tuple[datetime | None, datetime | None]:
-    """Return when the first and the last attempt of a file began; None, None where it does not tell."""
+    """Return when the first attempt of a file began and the last one ended; None, None where it does not tell."""
     values = (jsonl.parse_object(line.data) for line in jsonl.iter_lines(path))
     first = last = None
     for value in values:
         time = parse_time(value.get("started_at")) if value else None
-        if time:
-            first, last = min(first or time, time), max(last or time, time)
+        if value and time:
+            end = time + timedelta(seconds=value.get("latency_s") or 0)
+            first, last = min(first or time, time), max(last or end, end)
     return first, last
 
 
 def _written(time: datetime) -> str:
-    return time.isoformat().replace("+00:00", "Z")
+    """Return a time with its offset in digits, the form that the profile's shapes take."""
+    return time.isoformat(timespec="seconds")
 
 
 def _collected(hashed: Mapping[str, Hashed]) -> dict[str, Any] | None:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from vlmbatch import __version__, jsonl
 from vlmbatch.errors import InputError
+from vlmbatch.records import Event
 from vlmbatch.rundir import (
     BATCHES,
     ESTIMATES,
@@ -58,7 +59,7 @@ from vlmbatch.stages.inline import iter_images
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
 
-    from vlmbatch.records import Entry, Event
+    from vlmbatch.records import Entry
     from vlmbatch.rundir import RunDir
 
 IMAGES = "images"
@@ -133,12 +134,16 @@ def redact(
     if os.path.lexists(openings):
         raise InputError(f"{openings}: exists already", hint="it proves an earlier copy; choose a new name")
     with run.lock(), run.lock("rehearsal"), new_folder(run, dest) as folder:
-        originals = hash_files(run.path, list_files(run.path), on_event=on_event, stage="redact")
+        originals = hash_files(run.path, list_files(run.path))
         check_frozen(run, originals)
         blinds = _Blinds(run, frozenset(keep_fields))
         copy = _Copy(run, folder, going, originals, blinds)
         for name in originals:
             copy.take(name)
+            if on_event:
+                on_event(
+                    Event("progress", "redact", done=len(copy.states), total=len(originals), data={"unit": "files"})
+                )
         copy.finish()
         if blinds.is_used:
             _write_secret(openings, blinds.openings(copy.opened))
@@ -270,7 +275,7 @@ class _Copy:
     def _rewritten(self, name: str) -> Iterator[bytes] | None:
         """Return the new contents of a file in pieces, None where it stays as it is."""
         if name in self._shard_names():
-            return self._shard(name)
+            return self._shard(name) if IMAGES in self.going else None
         if name not in _REWRITTEN or not {PATHS, PROMPTS} & self.going:
             return None
         return {RUN_JSON: self._run_json, MANIFEST: self._manifest, MERGED: self._merged}[name]()

@@ -48,7 +48,7 @@ def seal(run: RunDir, *, on_event: Callable[[Event], None] | None = None) -> Sea
     script = verify_script()
     with run.lock(), run.lock("rehearsal"):
         names = [name for name in list_files(run.path) if name not in {SEALED, VERIFY}]
-        hashed = hash_files(run.path, names, on_event=on_event, stage="seal")
+        hashed = hash_files(run.path, names, on_event=on_event)
         check_frozen(run, hashed)
         hashed[VERIFY] = Hashed(jsonl.sha256(script), len(script))
         text = sums_text(hashed)
