@@ -1,4 +1,4 @@
-"""A server on loopback that misbehaves by script: the behaviours of tests/data/behaviours/behaviours.json, and a few more.
+"""A server on loopback that misbehaves by script: the behaviours of tests/data/behaviours, and a few more.
 
 A script's ``steps`` apply to the tries of each row in turn, the last one repeats. The server runs in a thread, counts
 what it sees, and stops with its ``with`` block.
@@ -15,12 +15,14 @@ import socket
 import struct
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 BEHAVIOURS = Path(__file__).parent / "data" / "behaviours" / "behaviours.json"
 _ROW = re.compile(rb"row (\d{7})")
@@ -209,7 +211,9 @@ async def _misbehave(step: dict[str, Any], row: int, writer: asyncio.StreamWrite
             await writer.drain()
             await asyncio.sleep(1 / step.get("bytes_per_s", 2))
     elif kind == "short_body":
-        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % step["declared"])
+        writer.write(
+            b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % step["declared"]
+        )
         writer.write(whole.ljust(step["sent"])[: step["sent"]])
         await writer.drain()
     elif kind == "chunked_no_end":

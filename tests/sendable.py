@@ -1,14 +1,16 @@
-"""Run folders for tests of sending: frozen as build freezes, but with small made-up bodies, so that many rows cost nothing."""
+"""Run folders for tests of sending: frozen as build freezes, but with small made-up bodies: many rows cost nothing."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vlmbatch import jsonl, providers
 from vlmbatch.freeze import LineWriter, ShardWriter, custom_id
 from vlmbatch.records import RUN_SCHEMA
 from vlmbatch.rundir import MANIFEST, Draft, RunDir
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 STEM = "t5e9d1f"
 MODEL = "test-vlm-1"

@@ -63,8 +63,14 @@ def dumps_canonical(value: Any) -> bytes:
 
 
 def dumps_pretty(value: Any) -> bytes:
-    """Serialise for people and programs alike: two spaces of indent, the given key order, a final newline."""
-    return orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+    """Serialise for people and programs alike: two spaces of indent, the given key order, a final newline.
+
+    What orjson does not write is written as :func:`dumps` writes it: a name that is not UTF-8 must not hide an error.
+    """
+    try:
+        return orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+    except TypeError:
+        return json.dumps(_unfragment(value), indent=2, allow_nan=False).encode() + b"\n"
 
 
 def loads(data: bytes | memoryview | str) -> Any:
@@ -225,8 +231,8 @@ class Appender:
     def sync(self) -> None:
         """Wait until the disk has every line appended so far."""
         if self._dirty:
+            self._dirty = False  # before: what is appended meanwhile is for the next time
             os.fsync(self._file.fileno())
-            self._dirty = False
 
     def close(self) -> None:
         """Sync and close; harmless when closed already."""

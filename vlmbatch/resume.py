@@ -196,9 +196,7 @@ class Selection:
     to_send: int
 
 
-def select(
-    asked: Iterable[int], standing: Standing, *, resume: bool = True, ids: bytearray | None = None
-) -> Selection:
+def select(asked: Iterable[int], standing: Standing, *, resume: bool = True, ids: bytearray | None = None) -> Selection:
     """Decide row by row.
 
     Args:
@@ -215,9 +213,7 @@ def select(
         if ids is not None and not ids[position]:
             continue
         mark = standing.marks[position]
-        if mark == Mark.IN_BATCH or (
-            mark != Mark.OPEN and resume and ids is None and not (again and again[position])
-        ):
+        if mark == Mark.IN_BATCH or (mark != Mark.OPEN and resume and ids is None and not (again and again[position])):
             counts[mark] += 1
         else:
             wanted[position] = 1

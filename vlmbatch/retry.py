@@ -58,8 +58,8 @@ class Policy:
 class Failure(NamedTuple):
     """What a try came to that brought no model answer.
 
-    ``status_code`` is None where no HTTP answer came; ``code`` then names why. ``is_retryable`` is the adapter's word on
-    the error (408, 409, 429 and 5xx are, other 4xx are not). ``body_wait_s`` is the wait that the body names.
+    ``status_code`` is None where no HTTP answer came; ``code`` then names why. ``is_retryable`` is the adapter's word
+    on the error (408, 409, 429 and 5xx are, other 4xx are not). ``body_wait_s`` is the wait that the body names.
     """
 
     status_code: int | None

@@ -44,6 +44,7 @@ REDACTED = "REDACTED.json"
 VERIFY = "verify.py"
 LOCKS = ".locks"
 
+_BUILDING = ".building"
 REHEARSAL_PREFIX = "rehearsal-"
 _ID_KEY = b'{"custom_id":"'
 _ROW_KEY = b',"row":'
@@ -106,6 +107,15 @@ class IdIndex:
         index, tail = self._split(custom_id)
         if index < 0:
             raise IntegrityError(f"manifest.jsonl: {custom_id!r} is not an id of this run")
+        if index == len(self._position):  # as nearly always: ids count up with the manifest's lines
+            self._position.append(self.count)
+            self._tail.append(tail)
+            self.unique += 1
+        else:
+            self._put(index, tail)
+        self.count += 1
+
+    def _put(self, index: int, tail: int) -> None:
         gap = index + 1 - len(self._position)
         if gap > 0:
             self._position.extend(array("i", [-1]) * gap)
@@ -113,7 +123,6 @@ class IdIndex:
         self.unique += self._position[index] < 0
         self._position[index] = self.count
         self._tail[index] = tail
-        self.count += 1
 
     def add_lines(self, lines: Iterable[bytes]) -> None:
         """Append whole manifest lines, parsing nothing of them but the id, which stands first and holds no quote.
@@ -378,6 +387,11 @@ class Draft:
     """A run folder in the making: a hidden sibling of the target, renamed into place by :meth:`publish`.
 
     Use as a context manager; without ``publish`` nothing is left behind.
+
+    Attributes:
+        target: Where the run folder will stand, absolute.
+        path: Where it is made.
+        leftovers: Other drafts of the same name: of a build that was killed, or of one that goes on elsewhere.
     """
 
     def __init__(self, target: str | os.PathLike[str]) -> None:
@@ -388,25 +402,52 @@ class Draft:
                 f"{os.fspath(target)}: exists already",
                 hint="a run is built once; choose a new name for --out",
             )
-        self.path = os.path.join(parent, f".{os.path.basename(self.target)}.{secrets.token_hex(4)}.building")
+        name = os.path.basename(self.target)
+        self.path = os.path.join(parent, f".{name}.{secrets.token_hex(4)}{_BUILDING}")
+        self.leftovers = _leftovers(parent, name)
         self._sums: dict[str, str] = {}
         self._files: list[BinaryIO] = []
         self._made_parents = _missing_parents(parent)
 
     def __enter__(self) -> Draft:
-        os.makedirs(os.path.join(self.path, SHARDS))
-        os.makedirs(os.path.join(self.path, INPUTS))
+        try:
+            with self.writing():
+                os.makedirs(os.path.join(self.path, SHARDS))
+                os.makedirs(os.path.join(self.path, INPUTS))
+        except BaseException:
+            self._sweep()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._sweep()
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[None]:
+        """Turn what the disk refuses into an error that names the target, which the disk's own does not.
+
+        Raises:
+            InputError: The disk is full, read-only, not ours ...
+        """
+        try:
+            yield
+        except OSError as error:
+            raise InputError(
+                f"{self.target}: cannot be written ({error.strerror or error}); nothing of it was left behind",
+                hint="check permissions and space, or name another place with --out",
+            ) from None
+
+    def _sweep(self) -> None:
+        """Remove the draft, if it was not published, and the folders that were made for it."""
         for file in self._files:
             with contextlib.suppress(OSError):  # what could not be flushed is thrown away anyway
                 file.close()
-        if os.path.isdir(self.path):
-            shutil.rmtree(self.path, ignore_errors=True)
-            for folder in reversed(self._made_parents):
-                with contextlib.suppress(OSError):
-                    os.rmdir(folder)
+        if os.path.isdir(self.target) and not os.path.isdir(self.path):
+            return  # it was renamed into place
+        shutil.rmtree(self.path, ignore_errors=True)
+        for folder in reversed(self._made_parents):
+            with contextlib.suppress(OSError):
+                os.rmdir(folder)
 
     def file(self, name: str) -> str:
         """Return the path of a file of the draft."""
@@ -435,24 +476,40 @@ class Draft:
         """Write run.json and SHA256SUMS, take the write bits, and rename the whole into place.
 
         Raises:
-            InputError: The target came to exist in the meantime.
+            InputError: The target came to exist in the meantime, or the disk gave out.
         """
-        self.write(RUN_JSON, jsonl.dumps_pretty(info))
-        sums = b"".join(f"{digest}  {name}\n".encode() for name, digest in sorted(self._sums.items()))
-        self.write(SHA256SUMS, sums)
-        os.mkdir(self.file(RESULTS))
-        for name in (*self._sums, SHA256SUMS):
-            os.chmod(self.file(name), 0o444)
-        for folder in (SHARDS, INPUTS, ""):
-            jsonl.fsync_dir(self.file(folder) if folder else self.path)
+        with self.writing():
+            self.write(RUN_JSON, jsonl.dumps_pretty(info))
+            sums = b"".join(f"{digest}  {name}\n".encode() for name, digest in sorted(self._sums.items()))
+            self.write(SHA256SUMS, sums)
+            os.mkdir(self.file(RESULTS))
+            for name in (*self._sums, SHA256SUMS):
+                os.chmod(self.file(name), 0o444)
+            for folder in (SHARDS, INPUTS, ""):
+                jsonl.fsync_dir(self.file(folder) if folder else self.path)
+            self._rename()
+        jsonl.fsync_dir(os.path.dirname(self.target))
+
+    def _rename(self) -> None:
         try:
             os.rename(self.path, self.target)
         except OSError:
+            if not os.path.lexists(self.target):
+                raise
             raise InputError(
                 f"{self.target}: came to exist while this run was being built",
                 hint="choose a new name for --out",
             ) from None
-        jsonl.fsync_dir(os.path.dirname(self.target))
+
+
+def _leftovers(parent: str, name: str) -> list[str]:
+    """Return the drafts of that name which stand in a folder."""
+    try:
+        found = os.listdir(parent)
+    except OSError:
+        return []
+    mark = re.compile(re.escape(f".{name}.") + "[0-9a-f]{8}" + re.escape(_BUILDING))
+    return sorted(one for one in found if mark.fullmatch(one))
 
 
 def _missing_parents(folder: str) -> list[str]:

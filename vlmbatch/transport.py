@@ -25,7 +25,6 @@ from vlmbatch.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
-    from types import TracebackType
 
     from aiohttp.abc import AbstractStreamWriter
 
@@ -289,17 +288,6 @@ class _Network(httpx.AsyncBaseTransport):
         self._tls: ssl.SSLContext | None = None
         self._proxy_of: dict[tuple[str, str], str | None] = {}
 
-    async def __aenter__(self) -> _Network:
-        return self
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None = None,
-        exc_value: BaseException | None = None,
-        traceback: TracebackType | None = None,
-    ) -> None:
-        await self.aclose()
-
     async def aclose(self) -> None:
         if self._session is not None:
             await self._session.close()
@@ -410,5 +398,3 @@ def _detail(error: Exception, code: str) -> str:
         status = getattr(error, "status", None)
         return f"status {status}" if status else (getattr(cause, "strerror", None) or type(error).__name__)
     return ""
-
-

@@ -1,4 +1,4 @@
-"""How fast run sends, beside a plain loop over AsyncOpenAI and beside aiohttp alone, on the same machine in the same minutes.
+"""How fast run sends, beside a plain loop over AsyncOpenAI and beside aiohttp alone, in the same minutes.
 
     python tests/bench/bench_run.py [--rows 600] [--body 294000] [--rounds 3] [--base-url URL] [--latency 0.2]
 
@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
@@ -31,7 +31,9 @@ ANSWER = json.dumps(
         "object": "chat.completion",
         "created": 1,
         "model": "test-vlm-1",
-        "choices": [{"index": 0, "message": {"role": "assistant", "content": "A smooth field."}, "finish_reason": "stop"}],
+        "choices": [
+            {"index": 0, "message": {"role": "assistant", "content": "A smooth field."}, "finish_reason": "stop"}
+        ],
         "usage": {"prompt_tokens": 900, "completion_tokens": 20, "total_tokens": 920},
     }
 ).encode()
@@ -93,7 +95,9 @@ def run_ours(run_dir: str, base_url: str, concurrency: int) -> int:
     from vlmbatch.rundir import RunDir
     from vlmbatch.stages.run import RunOptions, run
 
-    result = run(RunDir.open(run_dir), RunOptions(base_urls=(base_url,), concurrency=concurrency, resume=False), key="sk-x")
+    result = run(
+        RunDir.open(run_dir), RunOptions(base_urls=(base_url,), concurrency=concurrency, resume=False), key="sk-x"
+    )
     assert result.problem() is None, result
     return result.tries
 
@@ -111,31 +115,31 @@ def run_openai(run_dir: str, base_url: str, concurrency: int) -> int:
     """What people write: AsyncOpenAI and a semaphore, the message made by a dictionary."""
     from openai import AsyncOpenAI
 
-    async def main() -> int:
+    async def main(out: TextIO) -> int:
         client = AsyncOpenAI(base_url=base_url, api_key="sk-x")
         free = asyncio.Semaphore(concurrency)
-        with open(os.path.join(run_dir, "results", "plain.txt"), "w", encoding="utf-8") as out:
 
-            async def one(body: dict[str, Any]) -> None:
-                answer = await client.chat.completions.create(**body)
-                out.write(json.dumps({"text": answer.choices[0].message.content}) + "\n")
-                free.release()
+        async def one(body: dict[str, Any]) -> None:
+            answer = await client.chat.completions.create(**body)
+            out.write(json.dumps({"text": answer.choices[0].message.content}) + "\n")
+            free.release()
 
-            tasks = []
-            for body in _bodies(run_dir):
-                await free.acquire()
-                tasks.append(asyncio.create_task(one(json.loads(body))))
-            await asyncio.gather(*tasks)
+        tasks = []
+        for body in _bodies(run_dir):
+            await free.acquire()
+            tasks.append(asyncio.create_task(one(json.loads(body))))
+        await asyncio.gather(*tasks)
         return len(tasks)
 
-    return asyncio.run(main())
+    with open(os.path.join(run_dir, "results", "plain.txt"), "w", encoding="utf-8") as out:
+        return asyncio.run(main(out))
 
 
 def run_aiohttp(run_dir: str, base_url: str, concurrency: int) -> int:
     """The floor: aiohttp alone, one body again and again, nothing checked and nothing kept."""
     import aiohttp
 
-    count = sum(1 for _ in open(os.path.join(run_dir, "manifest.jsonl"), "rb"))
+    count = Path(run_dir, "manifest.jsonl").read_bytes().count(b"\n")
     body = next(_bodies(run_dir))
 
     async def main() -> int:
@@ -203,7 +207,8 @@ def _slots(folder: Path, options: argparse.Namespace) -> None:
     from tests.sendable import make_run
 
     latency = options.latency
-    print(f"\nserver that answers after {latency:g} s, 14 kB bodies, 20 requests a slot\n   c   requests/s   of c/latency")
+    print(f"\nserver that answers after {latency:g} s, 14 kB bodies, 20 requests a slot")
+    print("   c   requests/s   of c/latency")
     with _server(latency) as base_url:
         for concurrency in (32, 128, 512):
             run_dir = make_run(folder / f"slots-{concurrency}", 20 * concurrency, body_bytes=13_800)

@@ -66,7 +66,7 @@ def test_build_json_failure_lists_every_problem(images: Path, tmp_path: Path) ->
             "there is no provider 'nope'",
         ),
         (["IMAGES", "--out", "RUN", "--model", "m", "--prompt-file", "none.txt"], "none.txt: cannot be read"),
-        (["IMAGES", "--out", "RUN", "--model", "m", "--prompt", "p", "--check", "some"], "check is 'some'"),
+        (["IMAGES", "--out", "RUN", "--model", "m", "--prompt", "p", "--check", "some"], "check: 'some'"),
         (["IMAGES", "--out", "RUN", "--model", "m", "--prompt", "p", "--max-tokens", "many"], "--max-tokens"),
         (["IMAGES", "--out", "RUN", "--model", "m", "--prompt", "p", "--id-prefix", "a b"], "--id-prefix 'a b'"),
         (["IMAGES", "--out", "RUN", "--model", "m", "--prompt", "p", "--limit-override", "x"], "not NAME=N"),

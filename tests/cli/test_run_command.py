@@ -8,15 +8,19 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.cli.doors import call
 from tests.faults import FaultServer, behaviour, faulty
 from tests.sendable import attempts_of, make_run, row_id
-from vlmbatch.rundir import RunDir
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from vlmbatch.rundir import RunDir
 
 KEY = "sk-CANARY-0123456789"
 ENV = {"MY_KEY": KEY}
@@ -126,7 +130,7 @@ def test_control_characters_of_a_server_do_not_reach_the_terminal(run_dir: RunDi
 
 
 def test_key_with_a_line_end_is_trimmed_with_a_note(run_dir: RunDir) -> None:
-    """"key-newline": a .env file from Windows does no harm, and the key is shown nowhere."""
+    """key-newline: a .env file from Windows does no harm, and the key is shown nowhere."""
     with faulty() as server:
         called = call("run", run_dir.path, *to(server), env={"MY_KEY": f"{KEY}\r\n"})
         assert server.seen[0].headers["authorization"] == f"Bearer {KEY}"
@@ -137,7 +141,7 @@ def test_key_with_a_line_end_is_trimmed_with_a_note(run_dir: RunDir) -> None:
 
 @pytest.mark.parametrize("value", ["sk-ö-0123456789", "", None])
 def test_odd_key_sends_nothing(run_dir: RunDir, value: str | None) -> None:
-    """"key-odd": a key that is none is refused by its variable's name, before anything is sent."""
+    """key-odd: a key that is none is refused by its variable's name, before anything is sent."""
     with faulty() as server:
         called = call("run", run_dir.path, *to(server), env={} if value is None else {"MY_KEY": value})
         assert server.seen == server.looked == []
@@ -238,7 +242,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signal_once_finishes_what_is_in_flight(tmp_path: Path, number: signal.Signals) -> None:
-    """"proc-sigint": exit 130, every answer that came is on disk, the same command finishes."""
+    """proc-sigint: exit 130, every answer that came is on disk, the same command finishes."""
     spec = behaviour("proc-sigint")
     run_dir = make_run(tmp_path / "run", spec["rows"])
     with faulty(spec["script"]) as server:
@@ -259,7 +263,7 @@ def test_signal_once_finishes_what_is_in_flight(tmp_path: Path, number: signal.S
 
 
 def test_second_signal_ends_it_at_once(tmp_path: Path) -> None:
-    """"proc-sigterm": files are whole, what was in flight is on record as such, the rest follows later."""
+    """proc-sigterm: files are whole, what was in flight is on record as such, the rest follows later."""
     spec = behaviour("proc-sigterm")
     run_dir = make_run(tmp_path / "run", spec["rows"])
     script = {"steps": [{"delay_s": 20, "status": 200, "body": "ok"}]}

@@ -107,7 +107,7 @@ def test_tampered_line_is_never_sent(run: Path) -> None:
 def test_key_is_written_and_printed_nowhere(run: Path) -> None:
     """Whatever happens, refusals and retries too, the key stands in no file and on no stream."""
     printed = ""
-    for faults in (Faults(), Faults(seed=1, rates={"429": 0.3, "500": 0.2})):
+    for faults in (Faults(), Faults(seed=1, rates={"http_429": 0.3, "http_500": 0.2}, retry_after_s=None)):
         with serve(faults) as server:
             done = _send(run, server, "--no-resume", "-v", "-v")
             printed += done.out + done.err

@@ -81,12 +81,16 @@ def faults(value: Any, name: str, *, is_strict: bool = True) -> list[str]:
 
 
 def described(name: str) -> set[str]:
-    """Return the place of every property that a schema describes."""
+    """Return the place of every property that a schema describes; a shape in $defs is one, wherever it stands."""
     return {
-        f"{name}{place}/properties/{key}"
+        _place(name, f"{place}/properties/{key}")
         for place, schema in walk(load(name))
         for key in schema.get("properties", {})
     }
+
+
+def _place(name: str, place: str) -> str:
+    return place if place.startswith("/$defs/") else name + place
 
 
 def met(value: Any, name: str) -> set[str]:
@@ -99,19 +103,28 @@ def _met(value: Any, schema: dict[str, Any], name: str, place: str) -> Iterator[
     if reference.startswith("#/$defs/"):
         key = reference.removeprefix("#/$defs/")
         yield from _met(value, load(name)["$defs"][key], name, f"/$defs/{key}")
+    elif reference:
+        yield from met(value, reference.split(":")[2])
     for number, inner in enumerate(schema.get("anyOf", [])):
         yield from _met(value, inner, name, f"{place}/anyOf/{number}")
-    if isinstance(value, list) and "items" in schema:
-        for one in value:
-            yield from _met(one, schema["items"], name, f"{place}/items")
+    for rule in schema.get("allOf", []):
+        if Draft202012Validator(rule["if"]).is_valid(value):
+            yield from _met(value, rule["then"], name, f"{place}/then")
+    for key in value if isinstance(value, dict) else ():
+        if key in schema.get("properties", {}):
+            yield _place(name, f"{place}/properties/{key}")
+    for inner, at, one in _members(value, schema):
+        yield from _met(one, inner, name, place + at)
+
+
+def _members(value: Any, schema: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str, Any]]:
+    """Yield what a value holds, each with the schema that describes it and that one's place."""
+    if isinstance(value, list):
+        yield from ((schema.get("items", {}), "/items", one) for one in value)
     if isinstance(value, dict):
-        known = schema.get("properties", {})
+        known, others = schema.get("properties", {}), schema.get("additionalProperties", {})
         for key, one in value.items():
-            if key in known:
-                yield f"{name}{place}/properties/{key}"
-                yield from _met(one, known[key], name, f"{place}/properties/{key}")
-            elif isinstance(schema.get("additionalProperties"), dict):
-                yield from _met(one, schema["additionalProperties"], name, f"{place}/additionalProperties")
+            yield (known[key], f"/properties/{key}", one) if key in known else (others, "/additionalProperties", one)
 
 
 def check(value: Any, name: str, where: str = "") -> None:

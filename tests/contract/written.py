@@ -1,4 +1,4 @@
-"""Everything that the commands write, made for real: run folders of every kind, and what ``--json`` printed on the way."""
+"""Everything that the commands write, made for real: run folders of every kind, and what ``--json`` printed."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def piped(place: Path) -> Written:
     (place / "samples" / "pipeline.yaml").write_text(_PIPELINE)
     run = made.build("run", "--config", place / "samples" / "pipeline.yaml")
     made.call("run", run, "--rehearsal")
-    made.call("collect", run, "--rehearsal", "--write", run / "merged.jsonl")
+    made.call("collect", run, "--rehearsal", "--write", run / "merged.jsonl", "--compare", run, "--require", "ok>=1")
     made.call("collect", run, "--redact", place / "copy", "--leave-out", "paths", "--leave-out", "prompts")
     made.runs.append(place / "copy")
     return made
@@ -159,10 +159,20 @@ def batched(place: Path) -> Written:
     with serve(parse_faults(faults)) as server:
         to = ("--channel", "batch", "--base-url", f"{server.base_url}/v1", "--api-key-env", "KEY", "--poll-interval")
         made.call("run", run, *to, "0.01", "--detach", env=_KEY)
-        made.call("run", run, *to, "0.01", "--status", env=_KEY)
+        made.call("run", run, *to, "0.01", "--status", status=1, env=_KEY)
         made.call("run", run, *to, "0.01", status=1, env=_KEY)
         made.call("collect", run, "--write", run / "merged.jsonl")
     made.call("run", run, "--rehearsal", "--channel", "batch", "--poll-interval", "0.01")
+    return made
+
+
+def converted(place: Path) -> Written:
+    """Requests in another provider's words, with every image written anew."""
+    made = Written(place)
+    anew = ("--format", "jpeg", "--max-pixels", "90000", "--strip-metadata", "--convert-unsupported")
+    words = ("--provider", "anthropic", "--model", "claude-sonnet-5", "--prompt", "What?")
+    run = made.build("run", samples(place) / "charts", *words, *anew)
+    made.call("run", run, "--rehearsal")
     return made
 
 
@@ -190,4 +200,4 @@ def refused(place: Path) -> Written:
     return made
 
 
-SCENARIOS = {one.__name__: one for one in (rehearsed, sent, piped, batched, refused)}
+SCENARIOS = {one.__name__: one for one in (rehearsed, sent, piped, batched, converted, refused)}

@@ -8,6 +8,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tests.contract import schemas
 from tests.pictures import png
 from vlmbatch import attempts, providers, resume
 from vlmbatch.batch.base import BatchOptions, BatchResult
@@ -80,7 +81,9 @@ def send(
     wanted = resume.select(more.pop("rows", range(run.requests)), standing).wanted
     base_url = more.pop("base_url", server.base_url + kind.base)
     options = BatchOptions(**{"base_url": base_url, "key": "k", "poll_interval_s": 0.01, "settle_s": 0.3, **more})
-    return asyncio.run(send_batches(run, provider, options, wanted, index, on_event=heard, stop=stop))
+    result = asyncio.run(send_batches(run, provider, options, wanted, index, on_event=heard, stop=stop))
+    schemas.check_run_folder(run.path)
+    return result
 
 
 def answers(run: RunDir, *, rehearsal: bool = False) -> Counter[str]:

@@ -1,6 +1,7 @@
 """A process that sends batches and kills itself at a chosen step, for the tests of what a crash leaves behind.
 
-A step is every moment before or after something that lasts: a journal line, a call, a file that takes its place.
+A step is every moment before something that lasts: a journal line, a call, a file that takes its place. (What follows
+such a thing is what comes before the next one.)
 """
 
 from __future__ import annotations
@@ -50,19 +51,14 @@ def run_until(folder: str, base_url: str, kind: str, step: int, *, torn: bool = 
             os.kill(os.getpid(), signal.SIGKILL)
         moment()
         append(self, line)
-        self.sync()
-        moment()
 
     async def killed_send(self: Transport, *args: Any, **more: Any) -> Any:
         moment()
-        answer = await post(self, *args, **more)
-        moment()
-        return answer
+        return await post(self, *args, **more)
 
     def killed_replace(*args: Any, **more: Any) -> None:
         moment()
         replace(*args, **more)
-        moment()
 
     jsonl.Appender.append = killed_append  # type: ignore[method-assign]
     Transport.send = killed_send  # type: ignore[method-assign]

@@ -1,7 +1,7 @@
-"""Runs of the run stage in processes that can be killed: forked from one that has everything loaded, so each costs little.
+"""Runs of the run stage in processes that can be killed: forked from one that has everything loaded, so cheap.
 
-Commands come on stdin, one JSON object a line: ``{"run", "base_url", "options", "kill_after_s"}``; the answer is one line
-on stdout: how the process ended, and its peak memory.
+Commands come on stdin, one JSON object a line: ``{"run", "base_url", "options", "kill_after_s"}``; the answer is one
+line on stdout: how the process ended, and its peak memory.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ def main() -> None:
     """Do what comes on stdin."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for line in sys.stdin:
-        print(json.dumps(_forked(json.loads(line))), flush=True)
+        sys.stdout.write(json.dumps(_forked(json.loads(line))) + "\n")
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":

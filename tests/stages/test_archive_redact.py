@@ -29,7 +29,7 @@ SECRET_PATH = "ward-7/Smith, John.png"
 SECRET_PROMPT = "Is the fracture of patient Smith healed?"
 SECRET_FIELD = "born 1950"
 EVERYTHING = ("images", "paths", "prompts")
-CHOICES = [set(some) for count in (1, 2, 3) for some in combinations(EVERYTHING, count)]
+CHOICES = [some for count in (1, 2, 3) for some in combinations(EVERYTHING, count)]
 
 
 def _run(folder: Path) -> RunDir:
@@ -65,12 +65,12 @@ def _lines(path: str | Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("what", CHOICES, ids=lambda what: "+".join(sorted(what)))
-def test_what_must_go_is_nowhere_in_the_copy(tmp_path: Path, what: set[str]) -> None:
+def test_what_must_go_is_nowhere_in_the_copy(tmp_path: Path, what: tuple[str, ...]) -> None:
     """Neither plain nor in base64 does the copy hold what was to go, in any file; the rest is there."""
     _, done = _redact(tmp_path, what)
     everything = _all_bytes(done.path)
     gone = set(done.what)
-    assert gone == what | ({"images"} if "prompts" in what else set())
+    assert gone == {*what, *(("images",) if "prompts" in what else ())}
     pictures = [base64.b64encode(picture(n)) in everything for n in range(5)]
     assert pictures == [("images" not in gone)] * 5
     assert (SECRET_PATH.encode() in everything) == ("paths" not in gone)
@@ -85,7 +85,7 @@ def test_what_must_go_is_nowhere_in_the_copy(tmp_path: Path, what: set[str]) -> 
 
 
 @pytest.mark.parametrize("what", CHOICES, ids=lambda what: "+".join(sorted(what)))
-def test_every_hash_stays_and_the_copy_verifies(tmp_path: Path, what: set[str]) -> None:
+def test_every_hash_stays_and_the_copy_verifies(tmp_path: Path, what: tuple[str, ...]) -> None:
     """Line, body, image and file hashes are those of the original; bare Python and sha256sum agree with the copy."""
     run, done = _redact(tmp_path, what)
     copy = Path(done.path)
@@ -168,8 +168,10 @@ def test_one_opening_proves_one_row_and_no_other(tmp_path: Path) -> None:
     assert "images.0.path is not what was withheld" in said
 
 
-@pytest.mark.parametrize("what", [{"paths"}, {"prompts"}, {"paths", "prompts"}], ids=lambda what: "+".join(sorted(what)))
-def test_all_openings_prove_all_that_was_withheld(tmp_path: Path, what: set[str]) -> None:
+@pytest.mark.parametrize(
+    "what", [("paths",), ("prompts",), ("paths", "prompts")], ids=lambda what: "+".join(sorted(what))
+)
+def test_all_openings_prove_all_that_was_withheld(tmp_path: Path, what: tuple[str, ...]) -> None:
     """The openings hold everything that the copy has a commitment to."""
     _, done = _redact(tmp_path, what)
     in_rows = (Path(done.path) / "manifest.jsonl").read_bytes().count(b"hmac-sha256:")
@@ -261,7 +263,7 @@ def test_copy_is_neither_sealed_bagged_nor_redacted_again(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("what", CHOICES, ids=lambda what: "+".join(sorted(what)))
-def test_report_of_a_copy_shows_no_more_than_the_copy(tmp_path: Path, what: set[str]) -> None:
+def test_report_of_a_copy_shows_no_more_than_the_copy(tmp_path: Path, what: tuple[str, ...]) -> None:
     """A page drawn from a redacted copy works and says that pictures and prompts are not there."""
     _, done = _redact(tmp_path, what)
     copy = RunDir.open(done.path)
@@ -292,3 +294,11 @@ def test_damaged_original_leaves_no_copy(tmp_path: Path) -> None:
     with pytest.raises(IntegrityError):
         archive.redact(run, str(tmp_path / "copy"), {"images"})
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+@pytest.mark.parametrize("what", CHOICES, ids="+".join)
+def test_nothing_is_sent_from_a_copy(tmp_path: Path, what: tuple[str, ...]) -> None:
+    """The check that stands before every sending finds that a copy is not what build wrote."""
+    _, done = _redact(tmp_path, what)
+    with pytest.raises(IntegrityError):
+        RunDir.open(done.path).verify()

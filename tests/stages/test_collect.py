@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.stages.result_runs import attempt, completion, failed, make_run, records, write_results
 from vlmbatch import jsonl
-from vlmbatch.errors import InputError, IntegrityError
+from vlmbatch.errors import InputError, IntegrityError, VlmbatchError
 from vlmbatch.records import MODEL_ANSWERS, Record, Status
 from vlmbatch.stages.collect import CollectOptions, collect
 
@@ -514,3 +514,38 @@ def test_batch_answer_is_older_than_what_was_sent_after_it(run: RunDir) -> None:
     (record, *_) = _collect(run)
     assert (record["text"], record["channel"]) == ("later", "realtime")
     assert [one["channel"] for one in record["superseded"]] == ["batch"]
+
+
+# --- strange files -------------------------------------------------------------------------------------------
+
+_ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=5), inner, max_size=2),
+    max_leaves=4,
+)
+
+
+_KEYS = (
+    *("schema", "custom_id", "line_sha256", "channel", "endpoint", "started_at", "latency_s", "tries", "status_code"),
+    *("response", "response_text", "response_base64", "request_id", "error", "rehearsal", "final", "direct"),
+    *("choices", "usage", "model", "system_fingerprint", "type", "code", "message", "is_retryable"),
+)
+
+
+@given(key=st.sampled_from(_KEYS), value=_ANYTHING, inside=st.sampled_from(["", "response", "error"]))
+def test_any_value_in_an_attempt_is_read_or_refused(tmp_path: Path, key: str, value: Any, inside: str) -> None:
+    """A results file of any writer, with anything in any place, gives one record each or an error of ours."""
+    folder = tmp_path / str(len(os.listdir(tmp_path)))
+    run = make_run(folder, 1)
+    whole = attempt(run, 0, completion("a")) if inside != "error" else attempt(run, 0)
+    if inside:
+        whole[inside][key] = value
+    else:
+        whole[key] = value
+    write_results(run, "a.jsonl", [whole])
+    write = run.file("merged.jsonl")
+    try:
+        summary = collect(run, (), CollectOptions(write=write)).summary
+    except VlmbatchError:
+        return
+    assert sum(summary["counts"].values()) == len(records(write)) == 1

@@ -21,10 +21,7 @@ if TYPE_CHECKING:
 
     from tests.stages.chromium import Browser
 
-pytestmark = [
-    pytest.mark.skipif(chromium.PATH is None, reason="no chromium on the path"),
-    pytest.mark.xdist_group("chromium"),
-]
+pytestmark = pytest.mark.skipif(chromium.PATH is None, reason="no chromium on the path")
 
 HOSTILE = [
     "<script>window.pwned = 1</script>",

@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -17,9 +17,11 @@ from vlmbatch import jsonl
 from vlmbatch.errors import CheckFailed, Exit, InputError, IntegrityError, RefusedError
 from vlmbatch.records import Event, Status
 from vlmbatch.retry import Policy
-from vlmbatch.rundir import RunDir
 from vlmbatch.stages.run import RunOptions, RunResult, run
 from vlmbatch.stop import Stop
+
+if TYPE_CHECKING:
+    from vlmbatch.rundir import RunDir
 
 KEY = "sk-CANARY-0123456789"
 QUICK = Policy(base_s=0.05, backoff_cap_s=0.2, patience_s=0.5)
@@ -49,7 +51,8 @@ def with_prices(run_dir: RunDir) -> None:
 def test_every_row_is_answered_once_and_kept_as_it_came(tmp_path: Path) -> None:
     """The attempt holds what the contract names, and the provider's JSON byte for byte."""
     run_dir = make_run(tmp_path / "run", 50, per_shard=20)
-    odd = b'{"id" : "x",\n "choices":[{"message":{"content":"\\ud800 \\u2028"},"finish_reason":"stop"}], "big":12345678901234567890123}'
+    choice = b'{"message":{"content":"\\ud800 \\u2028"},"finish_reason":"stop"}'
+    odd = b'{"id" : "x",\n "choices":[%s], "big":12345678901234567890123}' % choice
     with faulty({"steps": [{"headers": {"x-request-id": "r-1"}, "body_text": odd.decode()}]}) as server:
         result = send(run_dir, server)
     assert result.problem() is None
@@ -139,12 +142,14 @@ def test_named_ids_are_sent_whatever_they_have(tmp_path: Path) -> None:
 
 
 def test_parts_send_every_row_once(tmp_path: Path) -> None:
-    """Three parts at the same time: their own files, no row twice, none forgotten; the whole run is refused meanwhile."""
+    """Three parts at a time: their own files, no row twice, none forgotten; the whole run is refused meanwhile."""
     run_dir = make_run(tmp_path / "run", 60)
     errors: list[BaseException] = []
     with faulty({"steps": [{"delay_s": 0.05, "body": "ok"}]}) as server:
         threads = [
-            threading.Thread(target=send, args=(run_dir, server), kwargs={"num_shards": 3, "shard_id": part, "concurrency": 4})
+            threading.Thread(
+                target=send, args=(run_dir, server), kwargs={"num_shards": 3, "shard_id": part, "concurrency": 4}
+            )
             for part in range(3)
         ]
         for thread in threads:
@@ -222,9 +227,7 @@ def test_requests_spread_over_endpoints_and_leave_the_dead_one(tmp_path: Path) -
     assert result.problem() is None
     assert answered(run_dir) == {row_id(index): 1 for index in range(200)}
     assert min(len(second.seen), len(third.seen)) > 50
-    assert {one["endpoint"] for one in attempts_of(run_dir)} == {
-        server.base_url for server in (first, second, third)
-    }
+    assert {one["endpoint"] for one in attempts_of(run_dir)} == {server.base_url for server in (first, second, third)}
 
 
 def test_endpoint_that_is_down_at_the_start_is_left_out_with_a_warning(tmp_path: Path) -> None:
@@ -467,7 +470,8 @@ def test_key_is_written_nowhere(tmp_path: Path, capfd: pytest.CaptureFixture[str
         ({"out": "rehearsal-1.jsonl"}, "--out"),
         ({"out": "batch-1.output.jsonl"}, "--out"),
         ({"out": "x.jsonl", "rehearsal": True}, "--out"),
-        ({"rpm": 0.0, "rate_limit_delay_s": -1.0}, "--rate-limit-delay"),
+        ({"rpm": 0.0}, "--rpm"),
+        ({"rate_limit_delay_s": -1.0}, "--rate-limit-delay"),
         ({"base_urls": ("ftp://h",)}, "http"),
         ({"retry_status": frozenset({Status.MISSING})}, "missing"),
     ],
@@ -478,6 +482,29 @@ def test_options_that_make_no_sense_are_refused(tmp_path: Path, options: dict[st
     with pytest.raises(InputError, match=words):
         run(run_dir, RunOptions(**options), key=KEY)
     assert attempts_of(run_dir) == []
+
+
+def test_folder_that_takes_no_results_is_told_before_sending(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is paid for that could not be kept; a results folder that is gone is made again."""
+    run_dir = make_run(tmp_path / "run", 2)
+    Path(run_dir.file("results")).rmdir()
+    with faulty() as server:
+        assert send(run_dir, server, limit=1).problem() is None
+        monkeypatch.setattr("os.access", lambda *_: False)
+        with pytest.raises(InputError, match="cannot be written to"):
+            send(run_dir, server)
+        assert len(server.seen) == 1
+
+
+def test_page_instead_of_answers_stops_the_run(tmp_path: Path) -> None:
+    """A wrong address that answers every request with a web page is noticed, not paid tribute to ten thousand times."""
+    run_dir = make_run(tmp_path / "run", 500)
+    page = {"headers": {"content-type": "text/html"}, "body_text": "<html><body>Welcome</body></html>"}
+    with faulty({"steps": [page]}) as server:
+        result = send(run_dir, server, concurrency=8)
+        assert len(server.seen) < 100
+    assert "Welcome" in result.stopped
+    assert set(attempts_of(run_dir)[0]) >= {"response_text", "error"}
 
 
 def test_provider_without_key_is_told_before_sending(tmp_path: Path) -> None:

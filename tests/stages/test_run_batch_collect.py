@@ -127,7 +127,7 @@ def test_output_of_run_batch_is_collected_as_it_is(tmp_path: Path) -> None:
     names = ids(run)
     good = _recorded("ok", names[0])
     output = good + _recorded("error", names[1]) + _recorded("error-string", names[2]) + _recorded("ok", names[3])[:-40]
-    Path(run.file("results/run-batch.jsonl")).write_bytes(output)
+    Path(run.file("results/batch-vllm-00000.output.jsonl")).write_bytes(output)
     records = _records(run)
     assert [record["status"] for record in records] == ["ok", "http_error", "http_error", "missing", "missing"]
     assert records[0]["text"] == "a red square"
@@ -140,7 +140,7 @@ def test_what_run_batch_left_is_sent_by_another_command(tmp_path: Path) -> None:
     """Its answers count for resume, so that only the other rows are sent."""
     run = make(tmp_path, CHAT, rows=4, per_shard=4)
     output = b"".join(_recorded("ok", name) for name in ids(run)[:3])
-    Path(run.file("results/run-batch.jsonl")).write_bytes(output)
+    Path(run.file("results/batch-vllm-00000.output.jsonl")).write_bytes(output)
     with serve() as server:
         send(run, server)
         assert [row.custom_id for job in server.store.jobs for row in job.rows] == ids(run)[3:]

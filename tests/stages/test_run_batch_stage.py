@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.stages.batch_runs import CHAT, KINDS, Kind, answers, ids, make
+from tests.stages.batch_runs import CHAT, KINDS, Heard, Kind, answers, ids, make
 from vlmbatch.batch.base import BatchOptions
 from vlmbatch.errors import InputError
 from vlmbatch.rehearsal.faults import parse_faults
@@ -26,7 +26,9 @@ QUICK = BatchOptions(poll_interval_s=0.01, settle_s=0.1)
 def _run(folder: RunDir, server: Server | None, kind: Kind = CHAT, **more: Any) -> RunResult:
     urls = (server.base_url + kind.base,) if server else ()
     batch = replace(QUICK, **more.pop("batch", {}))
-    return run(folder, RunOptions(**{"channel": "batch", "base_urls": urls, "batch": batch, **more}), key="k")
+    heard = more.pop("on_event", None)
+    options = RunOptions(**{"channel": "batch", "base_urls": urls, "batch": batch, **more})
+    return run(folder, options, key="k", on_event=heard)
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
@@ -72,10 +74,12 @@ def test_realtime_sends_only_what_a_batch_left(tmp_path: Path) -> None:
         assert 0 < left < 7
         assert (result.without_answer, result.errors) == (left, {"500": left})
         assert result.problem() is not None
+    heard = Heard()
     with serve() as server:
-        result = _run(folder, server, channel="realtime")
+        result = _run(folder, server, channel="realtime", on_event=heard)
         assert (result.tries, server.requests) == (left, left)
     assert result.problem() is None
+    assert f"{left} row(s) that batch jobs left are sent in realtime, at full price" in heard.said()
 
 
 def test_batch_sends_only_what_a_smoke_left(tmp_path: Path) -> None:

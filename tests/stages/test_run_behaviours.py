@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -15,8 +15,10 @@ from vlmbatch.attempts import Reader, asked, judge
 from vlmbatch.errors import IntegrityError, RefusedError
 from vlmbatch.providers import get
 from vlmbatch.retry import Policy
-from vlmbatch.rundir import RunDir
 from vlmbatch.stages.run import RunOptions, RunResult, run
+
+if TYPE_CHECKING:
+    from vlmbatch.rundir import RunDir
 
 QUICK = Policy(base_s=0.05, backoff_cap_s=0.2, patience_s=0.5)
 """Own backoffs of a few milliseconds: what servers ask for is waited for in full."""
@@ -80,7 +82,7 @@ def test_wait_that_the_server_names_is_waited(name: str, tmp_path: Path) -> None
 
 
 def test_wait_beyond_the_cap_stops_the_run(tmp_path: Path) -> None:
-    """"http-429-day": nobody sleeps for a day; the run stops at once and says when to come back."""
+    """http-429-day: nobody sleeps for a day; the run stops at once and says when to come back."""
     run_dir = make_run(tmp_path / "run", 50)
     with faulty(behaviour("http-429-day")["script"]) as server:
         result = send(run_dir, server, concurrency=4)
@@ -107,7 +109,7 @@ def test_passing_error_is_retried(name: str, tmp_path: Path) -> None:
 
 
 def test_lasting_500_of_one_row_holds_nobody_up(tmp_path: Path) -> None:
-    """"http-500-always": the row ends after bounded tries, worth another run; the others are answered."""
+    """http-500-always: the row ends after bounded tries, worth another run; the others are answered."""
     run_dir = make_run(tmp_path / "run", 30)
     spec = behaviour("http-500-always")
     with faulty(spec["script"]) as server:
@@ -137,7 +139,7 @@ def test_other_4xx_is_final(name: str, tmp_path: Path) -> None:
 
 
 def test_400_of_one_row_is_its_own(tmp_path: Path) -> None:
-    """"http-400": one try, final, the run goes on; a second run leaves the row alone and still says 1."""
+    """http-400: one try, final, the run goes on; a second run leaves the row alone and still says 1."""
     run_dir = make_run(tmp_path / "run", 20)
     with faulty(behaviour("http-400")["script"]) as server:
         result = send(run_dir, server, concurrency=4)
@@ -219,7 +221,7 @@ def test_same_wait_is_not_repeated_in_vain(name: str, tmp_path: Path) -> None:
 
 
 def test_gzip_answer_is_read(tmp_path: Path) -> None:
-    """"net-gzip": a compressed answer is kept as the JSON that it is."""
+    """net-gzip: a compressed answer is kept as the JSON that it is."""
     run_dir = make_run(tmp_path / "run", 1)
     with faulty(behaviour("net-gzip")["script"]) as server:
         send(run_dir, server)
@@ -242,7 +244,7 @@ def test_redirect_is_never_followed(name: str, tmp_path: Path) -> None:
 
 
 def test_name_that_does_not_resolve_stops_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """"net-dns": the run ends by itself, with the name of the trouble, long before 2,000 rows were tried."""
+    """net-dns: the run ends by itself, with the name of the trouble, long before 2,000 rows were tried."""
     spec = behaviour("net-dns")
 
     def not_found(*_: object, **__: object) -> None:
@@ -258,17 +260,18 @@ def test_name_that_does_not_resolve_stops_the_run(tmp_path: Path, monkeypatch: p
 
 
 def test_https_to_a_plain_port_names_tls(tmp_path: Path) -> None:
-    """"net-tls": no fall-back to plain HTTP, no key in the clear."""
+    """net-tls: no fall-back to plain HTTP, no key in the clear."""
     run_dir = make_run(tmp_path / "run", 5)
     with faulty() as server:
-        options = RunOptions(policy=QUICK, base_urls=(f"https://127.0.0.1:{server.port}/v1",))
+        base_url = behaviour("net-tls")["script"]["base_url"].replace("@PORT@", str(server.port))
+        options = RunOptions(policy=QUICK, base_urls=(base_url,))
         result = run(run_dir, options, key="sk-x")
     assert "TLS" in result.stopped
     assert server.seen == server.looked == []
 
 
 def test_server_that_dies_is_resumed_without_a_second_answer(tmp_path: Path) -> None:
-    """"net-dies-halfway": the first run keeps what it got, the second sends only the rest."""
+    """net-dies-halfway: the first run keeps what it got, the second sends only the rest."""
     spec = behaviour("net-dies-halfway")
     run_dir = make_run(tmp_path / "run", spec["rows"])
     with faulty(spec["script"]) as server:
@@ -285,7 +288,7 @@ def test_server_that_dies_is_resumed_without_a_second_answer(tmp_path: Path) -> 
 
 
 def test_storm_of_429_finds_its_level(tmp_path: Path) -> None:
-    """"load-429-storm": concurrency falls by itself, all rows are answered, at less than three requests each."""
+    """load-429-storm: concurrency falls by itself, all rows are answered, at less than three requests each."""
     spec = behaviour("load-429-storm")
     run_dir = make_run(tmp_path / "run", spec["rows"])
     script = {**spec["script"], "over": {**spec["script"]["over"], "headers": {"retry-after-ms": "200"}}}

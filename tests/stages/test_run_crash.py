@@ -10,15 +10,17 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.faults import behaviour, faulty
 from tests.sendable import attempts_of, make_run, row_id
 from vlmbatch import jsonl
-from vlmbatch.rundir import RunDir
 from vlmbatch.stages.run import RunOptions, run
+
+if TYPE_CHECKING:
+    from vlmbatch.rundir import RunDir
 
 VICTIM = Path(__file__).with_name("run_victim.py")
 KILLS = 200
@@ -38,7 +40,9 @@ def victim() -> Iterator[Send]:
         env={"PYTHONPATH": str(Path(__file__).parents[2])},
     ) as process:
 
-        def send(run_dir: RunDir, base_url: str, *, kill_after_s: float | None = None, **options: Any) -> dict[str, Any]:
+        def send(
+            run_dir: RunDir, base_url: str, *, kill_after_s: float | None = None, **options: Any
+        ) -> dict[str, Any]:
             assert process.stdin is not None
             assert process.stdout is not None
             command = {"run": run_dir.path, "base_url": base_url, "options": options, "kill_after_s": kill_after_s}
@@ -117,7 +121,7 @@ def test_full_disk_stops_the_run_and_loses_little(tmp_path: Path) -> None:
 
 
 def test_memory_grows_with_what_is_in_flight_and_not_with_the_rows(tmp_path: Path, victim: Send) -> None:
-    """"load-memory": three times the rows take the same memory, and no more than the rows in flight explain."""
+    """load-memory: three times the rows take the same memory, and no more than the rows in flight explain."""
     peaks = []
     for rows in (120, 360):
         run_dir = make_run(tmp_path / f"run-{rows}", rows, body_bytes=1_000_000)
@@ -137,7 +141,8 @@ def test_memory_per_row_that_is_already_done_is_small(tmp_path: Path, victim: Se
         ids = [entry.custom_id for entry in run_dir.iter_entries()]
         text = "x" * 500
         lines = [
-            b'{"schema":"vlmbatch.attempt/1","custom_id":"%s","text":"%s","answered":true}\n' % (one.encode(), text.encode())
+            b'{"schema":"vlmbatch.attempt/1","custom_id":"%s","text":"%s","answered":true}\n'
+            % (one.encode(), text.encode())
             for one in ids[:-10]
         ]
         Path(run_dir.file("results/a.jsonl")).write_bytes(b"".join(lines))

@@ -80,7 +80,7 @@ def test_job_that_was_given_up_may_turn_up(run: RunDir) -> None:
         key = _intend(journal)
         journal.append("creating", key)
         journal.append("abandoned", key, why="no such job")
-        assert journal.append("submitted", key, batch_id="b-1", adopted=True).is_submitted
+        assert journal.append("submitted", key, batch_id="b-1").is_submitted
 
 
 def test_rehearsals_are_kept_apart(run: RunDir) -> None:
@@ -142,7 +142,7 @@ def test_torn_journal_at_any_byte_never_frees_rows_that_may_be_in_flight(
     path.write_bytes(whole[: data.draw(st.integers(safe, len(whole)))])
     assert list(in_flight(run)) == [0, 1, 2, 3, 4]
     with Journal(run) as journal:
-        journal.append("submitted", key, batch_id="b-1", adopted=True)
+        journal.append("submitted", key, batch_id="b-1")
     assert Journal(run).jobs[key].is_submitted
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import threading
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from vlmbatch import progress
 from vlmbatch.progress import ProgressFileReporter
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -23,7 +25,11 @@ def test_start_and_finalize_always_write(tmp_path: Path) -> None:
     path = tmp_path / "progress.json"
     reporter = ProgressFileReporter(path, 10, min_write_interval=3600)
     reporter.start(completed=2, failed=1)
-    assert {key: read(path)[key] for key in ("total", "completed", "failed")} == {"total": 10, "completed": 2, "failed": 1}
+    assert {key: read(path)[key] for key in ("total", "completed", "failed")} == {
+        "total": 10,
+        "completed": 2,
+        "failed": 1,
+    }
     reporter.record_completed(3)
     reporter.record_failed()
     assert read(path)["completed"] == 2

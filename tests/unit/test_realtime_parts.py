@@ -7,10 +7,8 @@ import errno
 import os
 import resource
 import threading
-from collections.abc import Callable, Coroutine
 from decimal import Decimal
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
@@ -23,8 +21,13 @@ from vlmbatch.realtime import endpoints as endpoints_module
 from vlmbatch.realtime.budget import Budget
 from vlmbatch.realtime.endpoints import Endpoint, Endpoints, NoEndpointError
 from vlmbatch.realtime.writer import ResultsWriter
-from vlmbatch.records import Usage
 from vlmbatch.retry import Policy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+    from pathlib import Path
+
+    from vlmbatch.records import Usage
 
 POLICY = Policy(max_tries=3, base_s=0.01, backoff_cap_s=0.01, max_wait_s=5, patience_s=0.05)
 
@@ -109,12 +112,17 @@ def test_endpoint_that_never_comes_back_ends_the_run() -> None:
     async def main() -> None:
         pool = Endpoints([endpoint("a", 8)], POLICY)
         tried = 0
-        with pytest.raises(NoEndpointError, match="refused by test") as caught:
+
+        async def go_on() -> None:
+            nonlocal tried
             while tried < 50:
                 place = await pool.acquire()
                 pool.failed(place, "refused by test", is_broken=True)
                 pool.release(place)
                 tried += 1
+
+        with pytest.raises(NoEndpointError, match="refused by test") as caught:
+            await go_on()
         assert 6 <= tried < 20
         assert "secret" not in str(caught.value)
 
@@ -187,7 +195,13 @@ def test_tokens_per_minute_are_corrected_by_what_was_used() -> None:
 
 def usage(used: int | None, made: int | None) -> Usage:
     """Return a usage."""
-    return {"input_tokens": used, "output_tokens": made, "reasoning_tokens": None, "cached_tokens": None, "total_tokens": None}
+    return {
+        "input_tokens": used,
+        "output_tokens": made,
+        "reasoning_tokens": None,
+        "cached_tokens": None,
+        "total_tokens": None,
+    }
 
 
 @given(
@@ -200,7 +214,7 @@ def test_budget_is_never_passed(limit: int, rows: list[tuple[int, int]], at_once
     budget = Budget(max_tokens=limit, output_limit=50)
     flying: list[Any] = []
     largest = max((used for used, _ in rows), default=0)
-    for used, made in rows:
+    for _, made in rows:
         while flying and (len(flying) >= at_once or not budget.fits()):
             reserve, spent = flying.pop(0)
             budget.free(reserve)

@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from tests.unit import rehearsal_bodies as bodies
+from vlmbatch import providers
 from vlmbatch.rehearsal.faults import parse_faults
 from vlmbatch.rehearsal.server import Server, serve
 
@@ -88,6 +89,22 @@ def test_quota_used_up_is_told_for_good() -> None:
     assert [answer.status_code for answer in answers] == [200, 200, 429, 429]
     assert answers[-1].json()["error"]["code"] == "insufficient_quota"
     assert "retry-after" not in answers[-1].headers
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "name"),
+    [
+        ("/v1/chat/completions", bodies.chat, "openai"),
+        ("/v1/messages", bodies.messages, "anthropic"),
+        (f"/v1beta/models/{bodies.MODEL}:generateContent", bodies.generate_content, "gemini"),
+    ],
+)
+def test_quota_used_up_ends_a_run_of_every_provider(path: str, body: Any, name: str) -> None:
+    """Each wire says it so that its adapter knows: nothing else will fare better."""
+    with serve(parse_faults({"quota_after": 0})) as server:
+        answer = _post(server, path, body([]))
+    assert answer.status_code == 429
+    assert providers.get(name).ends_run(429, answer.json())
 
 
 def test_requests_over_the_open_limit_get_429() -> None:

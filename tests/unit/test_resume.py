@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
@@ -15,7 +16,9 @@ from vlmbatch import attempts, jsonl, providers, resume
 from vlmbatch.errors import InputError, IntegrityError
 from vlmbatch.records import ATTEMPT_SCHEMA, Status
 from vlmbatch.resume import Mark, Selection, Standing
-from vlmbatch.rundir import RunDir
+
+if TYPE_CHECKING:
+    from vlmbatch.rundir import RunDir
 
 OPENAI = providers.get("openai")
 SHARDS = st.lists(st.integers(1, 40), min_size=1, max_size=12)
@@ -82,7 +85,7 @@ def test_sample_touches_every_shard_it_can(shards: list[int], limit: int) -> Non
     assert taken == sorted(set(taken))
     assert all(0 <= position < total for position in taken)
     bounds = [sum(shards[:number]) for number in range(len(shards) + 1)]
-    touched = sum(any(low <= one < high for one in taken) for low, high in zip(bounds, bounds[1:], strict=False))
+    touched = sum(any(low <= one < high for one in taken) for low, high in itertools.pairwise(bounds))
     assert touched == min(limit, len(shards))
     assert taken == list(resume.sample(shards, limit))
 
@@ -91,7 +94,7 @@ def test_sample_touches_every_shard_it_can(shards: list[int], limit: int) -> Non
 def test_sample_of_one_shard_is_spread_evenly(total: int, limit: int) -> None:
     """Neighbours in the sample lie equally far apart."""
     taken = list(resume.sample([total], limit))
-    gaps = {after - before for before, after in zip(taken, taken[1:], strict=False)}
+    gaps = {after - before for before, after in itertools.pairwise(taken)}
     assert len(gaps) <= 2
     assert max(gaps, default=0) - min(gaps, default=0) <= 1
 
@@ -132,7 +135,12 @@ def test_attempt_that_ended_the_run_leaves_its_row_open(run: RunDir) -> None:
 
 def test_answer_counts_whatever_comes_after(run: RunDir) -> None:
     """An answer is not displaced by a later failure, nor a failure in the way of a later answer."""
-    lines = [attempt(run, 0), failed(run, 0, 400, is_retryable=False), failed(run, 1, 400, is_retryable=False), attempt(run, 1)]
+    lines = [
+        attempt(run, 0),
+        failed(run, 0, 400, is_retryable=False),
+        failed(run, 1, 400, is_retryable=False),
+        attempt(run, 1),
+    ]
     assert marks(run, *lines)[:2] == [Mark.ANSWERED, Mark.ANSWERED]
 
 
@@ -200,9 +208,7 @@ def test_status_is_sent_again_so_often_and_no_more(run: RunDir) -> None:
         failed(run, 4, 500, is_retryable=True),
     ]
     Path(run.file("results/a.jsonl")).write_bytes(b"".join(lines))
-    standing = resume.judge_standing(
-        run, OPENAI, run.index(), retry_status=frozenset({Status.REFUSAL}), retry_times=2
-    )
+    standing = resume.judge_standing(run, OPENAI, run.index(), retry_status=frozenset({Status.REFUSAL}), retry_times=2)
     assert list(standing.again) == [1, 0, 0, 0, 1]
     assert list(standing.times) == [1, 3, 1, 0, 1]
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import random
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vlmbatch.records import Try
 from vlmbatch.retry import (
     Failure,
     GiveUp,
@@ -22,6 +21,9 @@ from vlmbatch.retry import (
     headroom_wait_s,
     next_timeout_s,
 )
+
+if TYPE_CHECKING:
+    from vlmbatch.records import Try
 
 NOW = datetime(2026, 5, 1, 12, 0, 0, tzinfo=UTC)
 POLICY = Policy(max_tries=4, max_timeouts=2, timeout_s=10, base_s=1, backoff_cap_s=3, max_wait_s=100)

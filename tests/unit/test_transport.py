@@ -6,10 +6,9 @@ import asyncio
 import socket
 import ssl
 import threading
-from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -17,6 +16,9 @@ from tests.faults import FaultServer, faulty
 from vlmbatch import transport
 from vlmbatch.errors import InputError
 from vlmbatch.transport import Answer, Transport, check_base_url, without_query
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 KEY = "sk-CANARY-0123456789"
 CERTIFICATE = Path(__file__).parents[1] / "data" / "tls" / "self-signed.pem"
@@ -225,6 +227,7 @@ def test_base_url_loses_its_last_slash_and_its_query_on_record() -> None:
 
 
 # --- a TLS server whose certificate nobody vouches for -------------------------------------------------------
+
 
 @contextmanager
 def _tls_server() -> Iterator[int]:

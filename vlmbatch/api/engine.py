@@ -246,9 +246,7 @@ class Engine:
         if job is None:
             raise InputError(f"{batch_id}: no job of this run", hint="check the id; the rows must be the job's own")
         if not job.is_over:
-            raise InputError(
-                f"{batch_id}: {job.state or 'not ended'}", hint="RunOptions(channel='batch') waits for it"
-            )
+            raise InputError(f"{batch_id}: {job.state or 'not ended'}", hint="RunOptions(channel='batch') waits for it")
         held = set(job.positions())
         wanted = {entry.custom_id for entry in run.manifest() if entry.position in held}
         files = [run.folder.file(ref["file"]) for ref in job.files]

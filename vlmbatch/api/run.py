@@ -218,9 +218,7 @@ class Run:
         from vlmbatch.slurm import Job, submit
         from vlmbatch.stages.run import RunOptions
 
-        return submit(
-            Job(run=self.path, slurm=slurm, send=options or RunOptions(), key_env=key_env, key_file=key_file)
-        )
+        return submit(Job(run=self.path, slurm=slurm, send=options or RunOptions(), key_env=key_env, key_file=key_file))
 
     def collect(
         self,

@@ -100,7 +100,7 @@ async def settle(work: Work, job: Job, since: datetime | None = None) -> None:
 def _take_up(work: Work, job: Job, batch: Batch) -> None:
     """Write down that the provider has a job."""
     work.eased(job)
-    taken = work.journal.append("submitted", job.key, batch_id=batch.id, state=batch.state, adopted=True)
+    taken = work.journal.append("submitted", job.key, batch_id=batch.id, state=batch.state)
     work.touch(taken)
     work.count("adopted")
     work.note(f"{label(taken)}: found at the provider and taken up; nothing was submitted again")

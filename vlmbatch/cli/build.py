@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +13,7 @@ from vlmbatch.cli.base import JsonOption, QuietOption, VerboseOption, finish
 from vlmbatch.console import Console, Watch, number_bytes, out, safe
 
 if TYPE_CHECKING:
-    from vlmbatch.stages.build import BuildResult
+    from vlmbatch.api.run import Run
 
 _ASK = "What is asked"
 _TABLE = "Tables"
@@ -122,7 +123,15 @@ def build(
     image_format: Annotated[
         str | None, typer.Option("--format", metavar="jpeg|png|webp", help="Re-encode.", rich_help_panel=_IMAGE)
     ] = None,
-    quality: Annotated[int, typer.Option(help="Of JPEG and WebP written anew.", rich_help_panel=_IMAGE)] = 90,
+    quality: Annotated[
+        int | None, typer.Option(metavar="1-100", help="Of JPEG and WebP written anew (90).", rich_help_panel=_IMAGE)
+    ] = None,
+    background: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COLOUR", help="Behind transparency, for JPEG: white, black, #rrggbb.", rich_help_panel=_IMAGE
+        ),
+    ] = None,
     strip_metadata: Annotated[
         bool, typer.Option("--strip-metadata", help="Drop GPS, names, serials.", rich_help_panel=_IMAGE)
     ] = False,
@@ -155,9 +164,10 @@ def build(
       vlmbatch build images/ --out runs/r001 --model M --prompt-file prompt.txt
       vlmbatch build table.jsonl --out runs/r002 --model M --question-field question
     """  # noqa: D301  (\b holds the lines below apart)
+    from vlmbatch.api.run import Run
     from vlmbatch.images import ImagePolicy
-    from vlmbatch.stages.build import build as build_run
     from vlmbatch.stages.plan import BuildOptions, parse_limits
+    from vlmbatch.stop import Stop, on_signals
 
     console = Console(quiet, verbose)
     options = BuildOptions(
@@ -192,13 +202,14 @@ def build(
         allow_outside=allow_outside,
         allow_no_image=allow_no_image,
         follow_links=follow_links,
-        image_policy=ImagePolicy(
-            check=check,  # type: ignore[arg-type]  # the policy itself refuses other words
-            orient=orient,  # type: ignore[arg-type]
+        image_policy=ImagePolicy.make(
+            check=check,
+            orient=orient,
             max_side=max_side,
             max_pixels=max_pixels,
-            format=image_format,  # type: ignore[arg-type]
+            format=image_format,
             quality=quality,
+            background=background,
             strip_metadata=strip_metadata,
             convert_unsupported=convert_unsupported,
         ),
@@ -208,40 +219,40 @@ def build(
         skip_bad=skip_bad,
         workers=workers,
         env=os.environ,
-        stdin=sys.stdin.buffer,
+        stdin=sys.stdin.buffer if sys.stdin else None,  # a daemon may have closed it
     )
-    with Watch(console, "building") as watch:
-        result = build_run(options, on_event=watch.on_event)
-    for sentence in result.warnings:
+    with on_signals(Stop()), Watch(console, "building") as watch:
+        run = Run.build(options, on_event=watch.on_event)
+    for sentence in run.warnings:
         console.warning(sentence)
-    finish("build", _data(result), as_json=as_json, text=lambda: _print(result))
+    finish("build", _data(run), as_json=as_json, text=lambda: _print(run))
 
 
-def _data(result: BuildResult) -> dict[str, Any]:
+def _data(run: Run) -> dict[str, Any]:
     return {
-        "run": result.run.path,
-        "fingerprint": result.run.fingerprint,
-        "counts": result.counts,
-        "left_out": result.left_out,
-        "shards": result.run.info["shards"],
-        "warnings": list(result.warnings),
+        "run": run.path,
+        "fingerprint": run.fingerprint,
+        "counts": run.info["counts"],
+        "left_out": run.left_out,
+        "shards": run.info["shards"],
+        "warnings": list(run.warnings),
     }
 
 
-def _print(result: BuildResult) -> None:
+def _print(run: Run) -> None:
     """Say what was made, and what one may do next."""
-    counts, info = result.counts, result.run.info
+    counts, info = run.info["counts"], run.info
     shards = info["shards"]
     size = sum(shard["bytes"] for shard in shards)
     out(
-        f"built {safe(result.run.path)}: {counts['requests']:,} requests, {counts['images']:,} images, "
+        f"built {safe(run.path)}: {counts['requests']:,} requests, {counts['images']:,} images, "
         f"{len(shards)} shard(s), {number_bytes(size)}"
     )
     if counts["duplicate_images"]:
         out(f"duplicates: {counts['duplicate_images']:,} image(s) are byte-identical to an earlier one (all are kept)")
     if counts["rejected"]:
         out(f"rejected: {counts['rejected']:,} input(s), each with its reason in rejected.jsonl")
-    if result.left_out:
-        out("left out: " + ", ".join(f"{count:,} {reason}" for reason, count in sorted(result.left_out.items())))
-    out(f"fingerprint: {result.run.fingerprint}")
-    out(f"next: vlmbatch estimate {safe(result.run.path)}")
+    if run.left_out:
+        out("left out: " + ", ".join(f"{count:,} {reason}" for reason, count in sorted(run.left_out.items())))
+    out(f"fingerprint: {run.fingerprint}")
+    out(f"next: vlmbatch estimate {shlex.quote(safe(run.path))}")

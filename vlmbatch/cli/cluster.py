@@ -137,9 +137,7 @@ def serve_of(run: Run, command: str | None, wait_s: float) -> Serve | None:
         from vlmbatch.providers.servers import serve_command
 
         settings = run.info.get("settings") or {}
-        command = serve_command(
-            run.info["provider"], settings.get("server_args") or {}, settings.get("chat_template")
-        )
+        command = serve_command(run.info["provider"], settings.get("server_args") or {}, settings.get("chat_template"))
     return Serve(command, wait_s=wait_s)
 
 

@@ -128,7 +128,7 @@ def collect(
       vlmbatch collect runs/r001 --write runs/r001/merged.jsonl
       vlmbatch collect runs/r001 --gate --require 'refusal<=2%'
     """  # noqa: D301  (\b holds the lines below apart)
-    from vlmbatch.stages.collect import collect as collect_run
+    from vlmbatch.api.run import Run
     from vlmbatch.stages.collect_options import CollectOptions
 
     hand_over = HandOver(
@@ -163,7 +163,7 @@ def collect(
         reviews=reviews,
     )
     with Watch(console, "collecting") as watch:
-        result = collect_run(run, results or (), options, on_event=watch.on_event)
+        result = Run.open(run).collect(options, results or (), on_event=watch.on_event)
     for sentence in result.warnings:
         console.warning(sentence)
     told = hand_over.carry_out(result, write, console)

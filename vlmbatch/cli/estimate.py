@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -146,13 +145,11 @@ def estimate(
 
 
 def _whole_run(run_dir: str, options: EstimateOptions, console: Console, *, as_json: bool) -> None:
+    from vlmbatch.api.run import Run
     from vlmbatch.cli.estimate_text import as_data, show
-    from vlmbatch.rundir import RunDir
-    from vlmbatch.stages.estimate import estimate as estimate_run
 
-    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     with Watch(console, "estimating") as watch:
-        result = estimate_run(RunDir.open(run_dir), options, now=now, on_event=watch.on_event)
+        result = Run.open(run_dir).estimate(options, on_event=watch.on_event)
     for sentence in result.warnings:
         console.warning(sentence)
     finish(

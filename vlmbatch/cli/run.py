@@ -45,7 +45,9 @@ def run(
     channel: Annotated[str, typer.Option(help="realtime or batch.", rich_help_panel=_WHERE)] = "realtime",
     base_url: Annotated[
         list[str] | None,
-        typer.Option("--base-url", metavar="URL", help="Instead of the provider's; repeatable.", rich_help_panel=_WHERE),
+        typer.Option(
+            "--base-url", metavar="URL", help="Instead of the provider's; repeatable.", rich_help_panel=_WHERE
+        ),
     ] = None,
     endpoints: Annotated[
         str | None, typer.Option(metavar="URL,URL", help="Several base URLs at once.", rich_help_panel=_WHERE)
@@ -164,9 +166,7 @@ def run(
     console = Console(quiet, verbose)
     opened = Run.open(run_dir)
     settings = opened.info.get("settings") or {}
-    flags = cluster.Flags(
-        slurm, partition, account, time, gpus, cpus_per_task, job_name, sbatch, max_retries, merge
-    )
+    flags = cluster.Flags(slurm, partition, account, time, gpus, cpus_per_task, job_name, sbatch, max_retries, merge)
     array = cluster.slurm_of(opened, flags, os.environ)
     parts, part = cluster.part_of({} if array else settings, num_shards, shard_id, os.environ)
     options = RunOptions(

@@ -66,26 +66,29 @@ class ImagePolicy:
             ("background", _is_ground(self.background), "white, black or #rrggbb"),
         )
         problems = [
-            Problem("bad_option", f"{name} is {getattr(self, name)!r}; allowed: {allowed}", where=name)
+            Problem("bad_option", f"{getattr(self, name)!r}; allowed: {allowed}", where=name)
             for name, is_good, allowed in checks
             if not is_good
         ]
         if problems:
-            raise InputError("the image options do not fit", problems=problems)
+            raise InputError(
+                f"{len(problems)} image option(s) are wrong", hint="change or drop them", problems=problems
+            )
 
     @classmethod
     def make(cls, **words: Any) -> ImagePolicy:
         """Return the policy that a user's words (flags, or keys of a file) ask for; None = not said.
 
         Raises:
-            InputError: A value that is not allowed, or a quality where no image is ever written anew.
+            InputError: A value that is not allowed, or one that acts on new images where none is ever written.
         """
         said = {name: value for name, value in words.items() if value is not None}
         policy = cls(**said)
-        if "quality" in said and not policy.changes_bytes:
+        idle = [name for name in ("quality", "background") if name in said]
+        if idle and not policy.changes_bytes:
             raise InputError(
-                "quality is given, but no image is to be written anew",
-                hint="it acts together with format, max_side, max_pixels, orient apply or convert_unsupported",
+                f"{' and '.join(idle)} given, but no image is to be written anew",
+                hint="this acts together with format, max_side, max_pixels, orient apply or convert_unsupported",
             )
         return policy
 

@@ -6,4 +6,3 @@ It takes that script's flags and writes that script's output: JSON lines, each a
 by their id fields, are left alone, whoever wrote them; rows that no earlier folder holds get one more
 (``OUTPUT.run.2``).
 """
-

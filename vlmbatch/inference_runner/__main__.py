@@ -22,6 +22,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except VlmbatchError as error:
         console.error(error)
         return error.exit_code
+    except OSError as error:
+        console.plain_error(f"{error.filename or 'input or output'}: {error.strerror or error}", "check path and space")
+        return Exit.BAD_INPUT
     except KeyboardInterrupt:
         console.line("interrupted; the same command goes on where it stopped")
         return Exit.INTERRUPTED

@@ -69,11 +69,12 @@ class Output:
         answered: Ids of the rows that it has an answer for.
     """
 
-    def __init__(self, path: str, id_fields: Sequence[str]) -> None:
+    def __init__(self, path: str, id_fields: Sequence[str], *, resume: bool) -> None:
         self.answered: set[Key] = set()
         self._last: dict[Key, str] = {}
         self._id_fields = id_fields
-        if os.path.exists(path):
+        self._resume = resume
+        if resume and os.path.exists(path):
             for line in jsonl.iter_lines(path):
                 self._note(line.data)
         self._file = Appender(path)
@@ -87,9 +88,9 @@ class Output:
                 self.answered.add(key)
 
     def put(self, row: Row, answer: Mapping[str, Any]) -> None:
-        """Append a row with its answer, unless that is what its last line says already."""
+        """Append a row with its answer; going on, one that fails again in the same words gets no second line."""
         line = with_members(row.data, answer)
-        if self._last.get(row.key) != jsonl.sha256(line):
+        if not self._resume or self._last.get(row.key) != jsonl.sha256(line):
             self._file.append(line)
             self._note(line)
 

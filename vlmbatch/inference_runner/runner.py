@@ -11,7 +11,7 @@ from io import BytesIO
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
-from vlmbatch import BuildOptions, InputError, Problem, Run, RunOptions, Stop
+from vlmbatch import BuildOptions, InputError, Problem, Run, RunOptions, Stop, keys, providers
 from vlmbatch.console import Watch, duration, out, safe
 from vlmbatch.errors import Exit
 from vlmbatch.inference_runner.rows import Output, key_of, read_rows
@@ -62,13 +62,24 @@ class Runner:
         if args.provider == _LOCAL:
             self._endpoints = self._endpoints or [_LOCAL_URL]
         self._tally = _Tally()
+        self._key = self._read_key()
+
+    def _read_key(self) -> str | None:
+        """Return the key: by the name that was given, else by the provider's conventional one.
+
+        Raises:
+            InputError: It is not set.
+        """
+        args = self._args
+        conventional = providers.get(PROVIDERS[args.provider]).default_key_envs()[:1]
+        names = (args.api_key_env,) if args.api_key_env else conventional
+        return keys.read_key(os.environ, names, is_required=bool(names), tell=self._console.note)
 
     def run(self) -> int:
         """Ask what is still to be asked, and tell the summary."""
         _check_servers(self._endpoints if self._args.provider == _LOCAL else [])
-        self._output = Output(self._args.output, self._id_fields)
-        answered = set() if self._args.no_resume else self._output.answered
-        todo = {key: row for key, row in self._rows.items() if key not in answered}
+        self._output = Output(self._args.output, self._id_fields, resume=not self._args.no_resume)
+        todo = {key: row for key, row in self._rows.items() if key not in self._output.answered}
         left = len(self._rows) - len(todo)
         try:
             if not self._args.no_resume:
@@ -194,8 +205,6 @@ class Runner:
                 known = {"status": verdict.status, "reason": verdict.reason, "text": reading.text}
                 self._put(row, {**known, "json": verdict.json, "authoritative": None})
 
-        provider = run.provider
-        conventional = next(iter(provider.default_key_envs()), None)
         stop = Stop()
         with on_signals(stop), Watch(self._console, "sending") as watch:
             result = run.send(
@@ -205,8 +214,7 @@ class Runner:
                     rate_limit_delay_s=self._args.rate_limit_delay,
                     ids=ids,
                 ),
-                environ=os.environ,
-                key_env=self._args.api_key_env or conventional,
+                key=self._key,
                 on_event=watch.on_event,
                 on_attempt=on_attempt,
                 stop=stop,

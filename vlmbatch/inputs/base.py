@@ -6,6 +6,7 @@ row's own bytes. Sources stream: nothing is kept but what a report at the end ne
 
 from __future__ import annotations
 
+import errno
 import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -68,16 +69,22 @@ class ImageSource:
     location: bytes = b""
     data: bytes | None = None
 
-    def read(self) -> bytes:
+    def read(self, *, max_bytes: int) -> bytes:
         """Return the image's bytes, read once: hash, size and what is sent all come from this read.
 
+        Args:
+            max_bytes: A larger file is not read at all: a disk image in the folder would take all memory.
+
         Raises:
-            OSError: The file cannot be read.
+            OSError: The file cannot be read, or is too large.
         """
         if self.data is not None:
             return self.data
         fd = os.open(self.location, os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0))
         with os.fdopen(fd, "rb", buffering=0) as file:
+            size = os.fstat(fd).st_size
+            if size > max_bytes:
+                raise OSError(errno.EFBIG, f"{size:,} bytes; larger than any picture that is taken")
             return file.readall()
 
 

@@ -70,6 +70,8 @@ def look(paths: Sequence[bytes]) -> list[Found]:
     for path in paths:
         try:
             found += _look(path)
+        except ValueError:
+            problems.append(Problem("no_source", "a name with a NUL byte", readable(path)[0]))
         except OSError as error:
             problems.append(Problem("no_source", error.strerror or str(error), readable(path)[0]))
         except _NoSource as error:
@@ -145,7 +147,7 @@ def _saved_dataset(folder: bytes) -> list[Found]:
     if isinstance(splits, list) and all(isinstance(split, str) for split in splits):
         tables = []
         for split in splits:
-            one = _saved_split(os.path.join(folder, split.encode()), f"{_base_name(folder)}/{split}")
+            one = _saved_split(os.path.join(folder, split.encode("utf-8", "surrogatepass")), f"{_base_name(folder)}/{split}")
             if not one:
                 raise _NoSource(f"a saved dataset whose split {split!r} is missing")
             tables += one
@@ -161,7 +163,7 @@ def _saved_split(folder: bytes, name: str) -> list[Found]:
         raise _NoSource("a saved dataset with an index mapping; save it again after flatten_indices()")
     try:
         listed: Any = state["_data_files"]
-        files = tuple(os.path.join(folder, os.path.basename(one["filename"].encode())) for one in listed)
+        files = tuple(os.path.join(folder, os.path.basename(one["filename"].encode("utf-8", "surrogatepass"))) for one in listed)
     except (KeyError, TypeError, AttributeError):
         return []
     if not files:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import difflib
 import functools
 import json
-import math
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +17,7 @@ import yaml
 
 from vlmbatch.errors import InputError, Problem
 from vlmbatch.inputs.base import describe
+from vlmbatch.inputs.strict import unwritable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -68,7 +68,7 @@ def read(data: bytes, where: str) -> dict[str, Any]:
 
 
 def _unwritable(value: Any) -> list[Problem]:
-    """Return what JSON could not hold: keys that are no text, NaN; and structures too large to look at."""
+    """Return what JSON could not hold: keys that are no text, NaN, dates; and structures too large to look at."""
     problems: list[Problem] = []
     todo, count = [value], 0
     while todo:
@@ -80,13 +80,13 @@ def _unwritable(value: Any) -> list[Problem]:
             problems += [
                 Problem("bad_key", f"the key {describe(key)} is no text; put it in quotes")
                 for key in one
-                if not isinstance(key, str)
+                if not isinstance(key, str) or unwritable(key)
             ]
             todo += one.values()
         elif isinstance(one, list):
             todo += one
-        elif isinstance(one, float) and not math.isfinite(one):
-            problems.append(Problem("not_a_number", f"{one} is no number that JSON can write"))
+        elif fault := unwritable(one):
+            problems.append(Problem("not_json", fault))
     return problems
 
 

@@ -56,8 +56,7 @@ def open_source(paths: Sequence[str], options: SourceOptions, *, stdin: IO[bytes
     if len(tables) < len(found):
         listed = [Problem("mixed_sources", f"read as {one.kind}", one.name) for one in found]
         raise InputError("tables and images do not go together in one run", hint="build two runs", problems=listed)
-    if options.image_base_path is not None:
-        _check_base(options.image_base_path)
+    _check_table_options(options, tables)
     return TableSource(tables, options, flag_recipes(options))
 
 
@@ -85,6 +84,7 @@ def _check_folder_options(options: SourceOptions) -> None:
         "--id-fields": bool(options.id_fields),
         "--image-base-path": options.image_base_path is not None,
         "--encoding": options.encoding is not None,
+        "--delimiter": options.delimiter is not None,
     }
     problems = [Problem("usage", f"{flag} speaks of a table's rows") for flag, is_given in rules.items() if is_given]
     if problems:
@@ -93,9 +93,20 @@ def _check_folder_options(options: SourceOptions) -> None:
         )
 
 
-def _check_base(path: str) -> None:
-    if not os.path.isdir(path):
-        raise InputError(f"--image-base-path {path}: no such folder", hint="check the path")
+def _check_table_options(options: SourceOptions, tables: Sequence[Found]) -> None:
+    base = options.image_base_path
+    if base is not None and not os.path.isdir(base):
+        raise InputError(f"--image-base-path {base}: no such folder", hint="check the path")
+    rules = {
+        "--follow-links speaks of folders: links in a table's paths are followed inside the image root": (
+            options.follow_links
+        ),
+        "--delimiter speaks of CSV and TSV": options.delimiter is not None
+        and not any(one.kind in {"csv", "tsv"} for one in tables),
+    }
+    problems = [Problem("usage", message) for message, is_broken in rules.items() if is_broken]
+    if problems:
+        raise InputError("options that no table here heeds", hint="drop them", problems=problems)
 
 
 def flag_recipes(options: SourceOptions) -> RecipeFor:

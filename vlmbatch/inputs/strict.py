@@ -1,4 +1,4 @@
-"""One row of JSON, read strictly: what two readers could understand in two ways is no row.
+"""JSON read strictly: what two readers could understand in two ways is no row, and no value to be written again.
 
 Refused are NaN and infinities, a key that stands twice, lone surrogates (they have no UTF-8 form), and nesting so deep
 that readers differ in whether they can follow. Numbers keep their digits, for the row's own bytes are what is kept.
@@ -7,6 +7,7 @@ that readers differ in whether they can follow. Numbers keep their digits, for t
 from __future__ import annotations
 
 import json
+import math
 import re
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -21,14 +22,15 @@ MAX_DEPTH = 200
 _WHITE = b" \t\r\n"
 _SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
-_NESTING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[\[{]|[\]}]', re.DOTALL)
+_NESTING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[\[{]|[\]}]', re.DOTALL)  # possessive: a long string costs no memory
 
 
-def parse_row(data: bytes) -> dict[str, Any]:
+def parse_row(data: bytes, *, what: str = "row") -> dict[str, Any]:
     """Parse one row.
 
     Args:
         data: A JSON object in UTF-8, without a byte order mark.
+        what: What messages call it.
 
     Raises:
         RowError: It is not one, or holds what is refused; column and cause are told.
@@ -36,19 +38,19 @@ def parse_row(data: bytes) -> dict[str, Any]:
     try:
         text = data.strip(_WHITE).decode("utf-8")
     except UnicodeDecodeError as error:
-        raise RowError("not_utf8", f"not UTF-8 at byte {error.start + 1} of the row") from None
+        raise RowError("not_utf8", f"not UTF-8 at byte {error.start + 1} of the {what}") from None
     _check_depth(text)
     try:
         value = json.loads(text, object_pairs_hook=_object, parse_constant=_constant)
     except json.JSONDecodeError as error:
         place = (
-            f"column {error.colno}" if error.lineno == 1 else f"line {error.lineno} of the row, column {error.colno}"
+            f"column {error.colno}" if error.lineno == 1 else f"line {error.lineno} of the {what}, column {error.colno}"
         )
         raise RowError("bad_json", f"not JSON: {error.msg} ({place})") from None
     except ValueError:
         raise RowError("bad_json", "holds an integer of more than 4,300 digits") from None
     if not isinstance(value, dict):
-        raise RowError("not_an_object", f"a row is a JSON object, not {describe(value)}")
+        raise RowError("not_an_object", f"a {what} is a JSON object, not {describe(value)}")
     if _SURROGATE_ESCAPE.search(text):
         _check_surrogates(value)
     return value
@@ -101,3 +103,35 @@ def _strings(value: Any, path: str) -> Iterator[tuple[str, str]]:
     elif isinstance(value, list):
         for at, inner in enumerate(value):
             yield from _strings(inner, f"{path}[{at}]")
+
+
+# --- values that are written anew ----------------------------------------------------------------------------
+
+_INT64 = range(-(2**63), 2**64)
+"""Whole numbers that the writer of frozen bodies takes (orjson: 64 bits, signed or not)."""
+
+
+def scalars(value: Any) -> Iterator[Any]:
+    """Yield every key and every value of a structure that holds no others (the depth is that of the structure)."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield key
+            yield from scalars(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from scalars(inner)
+    else:
+        yield value
+
+
+def unwritable(value: Any) -> str | None:
+    """Return why a single value would not stand in a frozen body as it was given; None where it would."""
+    if isinstance(value, str):
+        return f"{describe(value)} holds half a character; no UTF-8 has it" if _LONE_SURROGATE.search(value) else None
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"{value} is no number that JSON can write"
+    if isinstance(value, int) and value not in _INT64:
+        return f"{describe(value)} is an integer of more than 64 bits"
+    if value is None or isinstance(value, int | float):
+        return None
+    return f"{describe(value)} is neither text nor a number; put it in quotes"

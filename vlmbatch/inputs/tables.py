@@ -164,7 +164,8 @@ def _in_lines(start: bytes, pieces: Iterator[bytes]) -> Iterator[bytes]:
 class _ArrayWalk:
     """Finds where the elements of an array begin and end, by quotes and brackets alone, piece by piece."""
 
-    _TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|["\[\]{},]', re.DOTALL)
+    _TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|["\[\]{},]', re.DOTALL)
+    """Possessive, so that a string of many megabytes costs no memory of its own."""
 
     def __init__(self, name: str, start: bytes, rest: Iterator[bytes]) -> None:
         self._name = name

@@ -144,11 +144,11 @@ class Endpoints:
         """
         while True:
             now = time.monotonic()
-            self._check_hope(now)
             wait_s = self._budget_wait_s(now, tokens)
             endpoint = None if wait_s else self._least_loaded(now)
             if endpoint is not None:
                 return self._take(endpoint, now, tokens)
+            self._check_hope(now)
             await self._change(wait_s or self._next_opening_s(now))
 
     def _least_loaded(self, now: float) -> Endpoint | None:

@@ -44,7 +44,7 @@ class Errand:
     lines: LineReader
     provider: Provider
     asked: dict[str, Asked]
-    headers: dict[str, str]
+    headers: dict[str, str] = field(repr=False)
     policy: Policy
     budget: Budget
     rehearsal: bool = False

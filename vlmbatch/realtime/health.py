@@ -93,9 +93,7 @@ def _lacks(endpoint: Endpoint, answer: Answer, provider: Provider, model: str) -
     return bool(names) and model not in names
 
 
-def _doubt(
-    lacking: Sequence[Endpoint], endpoints: Endpoints, model: str, warn: Callable[[str], None]
-) -> None:
+def _doubt(lacking: Sequence[Endpoint], endpoints: Endpoints, model: str, warn: Callable[[str], None]) -> None:
     """See to endpoints whose list lacks the model.
 
     Where another one has it, they get nothing. Where none has, the lists may be wrong all the same (some servers list a

@@ -288,7 +288,7 @@ class Sender:
             self._endpoints.pushed_back(place, decision.seconds)
         elif asked_s is not None and asked_s > self._errand.policy.max_wait_s:
             self._endpoints.rest(place.endpoint, asked_s)
-        if status >= 500:
+        if status >= 500 or status <= 299:  # unwell, or not the server that it should be
             self._endpoints.failed(place, message, is_broken=False)
         elif status != 429:
             self._endpoints.refused_row(place)
@@ -319,9 +319,7 @@ class Sender:
 
     def _write(self, job: Job, outcome: Outcome, *, is_final: bool, note: str, is_last: bool = True) -> None:
         """Put an attempt on record; ``is_last``: the row has ended, it is not sent again."""
-        line = attempt_line(
-            job, outcome, rehearsal=self._errand.rehearsal, is_final=is_final, error_note=note
-        )
+        line = attempt_line(job, outcome, rehearsal=self._errand.rehearsal, is_final=is_final, error_note=note)
         self._writer.put(line, is_answer=outcome.is_answer if is_last else None)
         if is_last:
             self.tally.add(outcome.verdict.status, outcome.kind)

@@ -1,8 +1,8 @@
-"""Putting attempts on disk without holding up the sending: one thread, one queue, whole lines.
+"""Putting attempts on disk without holding up the sending: one queue, one thread that writes, one that waits.
 
 Whatever has come in is written in one go, so a killed process loses at most what was in flight. The disk is waited
-for on a timer and at the end, in the same thread. When the disk is full, the lines that did not fit are kept and tried
-once more at the end; a torn line is ended first, so that it never merges with the next.
+for on a timer and at the end, beside the writing, which never waits for it. When the disk is full, the lines that did
+not fit are kept and tried once more at the end; a torn line is ended first, so that it never merges with the next.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import queue
 import threading
-import time
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from vlmbatch.jsonl import Appender
@@ -28,7 +27,7 @@ _END: Final = None
 
 
 class ResultsWriter:
-    """Appends lines to one results file from a thread of its own; the file is made when the first line comes.
+    """Appends lines to one results file from threads of its own; the file is made when the first line comes.
 
     Args:
         path: The file.
@@ -59,8 +58,13 @@ class ResultsWriter:
         self._file: Appender | None = None
         self._size = 0
         self._unwritten: list[bytes] = []
-        self._thread = threading.Thread(target=self._work, name="results-writer", daemon=True)
-        self._thread.start()
+        self._is_over = threading.Event()
+        self._threads = [
+            threading.Thread(target=work, name=f"results-{name}", daemon=True)
+            for name, work in (("writer", self._work), ("syncer", self._keep_syncing))
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def put(self, line: bytes, *, is_answer: bool | None) -> None:
         """Hand over one line, without its newline; never waits.
@@ -74,25 +78,27 @@ class ResultsWriter:
     def close(self) -> None:
         """Wait until everything is on disk, or is known not to fit."""
         self._queue.put(_END)
-        self._thread.join()
-
-    def _work(self) -> None:
-        synced_at = time.monotonic()
-        is_open = True
-        while is_open:
-            taken, is_open = self._take(_SYNC_EVERY_S)
-            if taken:
-                self._write(taken)
-            if time.monotonic() - synced_at >= _SYNC_EVERY_S:
-                self._sync()
-                synced_at = time.monotonic()
+        self._is_over.set()
+        for thread in self._threads:
+            thread.join()
         self._finish()
 
-    def _take(self, timeout_s: float) -> tuple[list[tuple[bytes, bool | None]], bool]:
+    def _keep_syncing(self) -> None:
+        while not self._is_over.wait(_SYNC_EVERY_S):
+            self._sync()
+
+    def _work(self) -> None:
+        is_open = True
+        while is_open:
+            taken, is_open = self._take()
+            if taken:
+                self._write(taken)
+
+    def _take(self) -> tuple[list[tuple[bytes, bool | None]], bool]:
         """Return everything that has come in, and whether more may come."""
         taken: list[tuple[bytes, bool | None]] = []
         try:
-            one = self._queue.get(timeout=timeout_s)
+            one = self._queue.get()
             while one is not None:
                 taken.append(one)
                 one = self._queue.get_nowait()

@@ -23,6 +23,7 @@ from vlmbatch.rehearsal.http import send
 from vlmbatch.rehearsal.jobs import Row, Store, StoredJob
 from vlmbatch.rehearsal.replies import Replies, Reply
 from vlmbatch.rehearsal.wires import CHAT, GENERATE_CONTENT, MESSAGES, PATHS
+from vlmbatch.rehearsal.wires.base import NO_CREDIT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -122,7 +123,7 @@ class Server:
         """Return the refusal that holds whatever the request is, None where there is none."""
         faults = self._faults
         if faults.quota_after is not None and self.requests > faults.quota_after:
-            return self._replies.error(wire, 429, "You exceeded your current quota.", code="insufficient_quota")
+            return self._replies.error(wire, 429, "You exceeded your current quota.", code=NO_CREDIT)
         if faults.max_in_flight is not None and self._open > faults.max_in_flight:
             return self._replies.error(wire, 429)
         return None

@@ -32,6 +32,10 @@ if TYPE_CHECKING:
     from vlmbatch.providers.base import Ask, Part, Provider
 
 
+_MAX_FILE_BYTES = 8 * images.MAX_PIXELS
+"""More than the largest picture that is decoded takes uncompressed (four channels of 16 bits)."""
+
+
 @dataclass(frozen=True, slots=True)
 class BuildResult:
     """What build made.
@@ -57,8 +61,7 @@ def build(options: BuildOptions, *, on_event: Callable[[Event], None] | None = N
         on_event: Called with progress (requests done) and warnings, from the calling thread.
 
     Raises:
-        InputError: Wrong options or bad inputs (all of them listed); no folder is left behind.
-        OSError: The disk gave out; no folder is left behind.
+        InputError: Wrong options, bad inputs (all of them listed), or a disk that gave out; no folder is left behind.
     """
     todo = plan(options)
     provider = providers.get(todo.provider, next(iter(todo.asks.values())).url)
@@ -73,8 +76,16 @@ def build(options: BuildOptions, *, on_event: Callable[[Event], None] | None = N
         RunDir.open(options.out),
         info["counts"],
         report.left_out,
-        (*warnings, *report.warnings, *map(str, report.problems), *press.warnings()),
+        (*warnings, *report.warnings, *map(str, report.problems), *press.warnings(), *_beside(draft)),
     )
+
+
+def _beside(draft: Draft) -> list[str]:
+    """Return a sentence for the drafts of that name which others have left."""
+    if not draft.leftovers:
+        return []
+    names = ", ".join(draft.leftovers)
+    return [f"beside the run stands {names}, of a build that was killed (or still goes on); remove it if none does"]
 
 
 def _check_asks(provider: Provider, asks: dict[str, Ask]) -> list[str]:
@@ -99,7 +110,7 @@ def _check_asks(provider: Provider, asks: dict[str, Ask]) -> list[str]:
 
 def _pressed(todo: Plan, provider: Provider, stem: str) -> Iterator[Made | Rejected]:
     """Yield items frozen or rejected, in input order, from a bounded window of worker threads."""
-    workers = todo.options.workers or os.cpu_count() or 1
+    workers = todo.options.workers or _processors()
     window: deque[Future[Made | Rejected] | Rejected] = deque()
 
     def next_done() -> Made | Rejected:
@@ -117,6 +128,13 @@ def _pressed(todo: Plan, provider: Provider, stem: str) -> Iterator[Made | Rejec
                 yield next_done()
         finally:
             pool.shutdown(cancel_futures=True)
+
+
+def _processors() -> int:
+    """Return how many processors this process may use: a part of the machine where a scheduler or container says so."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _make(item: Item, todo: Plan, provider: Provider, stem: str) -> Made | Rejected:
@@ -147,7 +165,7 @@ def _make(item: Item, todo: Plan, provider: Provider, stem: str) -> Made | Rejec
 
 def _take(source: ImageSource, policy: ImagePolicy, limits: Any) -> tuple[ImageFacts, ImageFacts, bytes]:
     """Read one image; return the file's facts, the sent image's facts, and the bytes to send."""
-    data = source.read()
+    data = source.read(max_bytes=_MAX_FILE_BYTES)
     facts = images.inspect(data, check=policy.check)
     data, sent = images.prepare(data, facts, policy, limits.media_types, animated_ok=limits.animated)
     return facts, sent, data

@@ -203,23 +203,24 @@ def _interval_of_mean(model: _Model, rest: int) -> tuple[float | None, float | N
         return None, None
     widen = model.widen * math.sqrt(1 + n / rest)
     farther = [*values, max(values) + _TAIL_STEP * (max(values) - sorted(values)[n // 2])]
-    low = _reach(values, upper=False) * widen
-    high = max(_reach(values, upper=True), fmean(farther) - fmean(values) + _reach(farther, upper=True)) * widen
-    return fmean(values) - low - model.beyond, fmean(values) + high
+    down, up = _reach(values)
+    _, up_farther = _reach(farther)
+    up = max(up, fmean(farther) - fmean(values) + up_farther)
+    return fmean(values) - down * widen - model.beyond, fmean(values) + up * widen
 
 
-def _reach(values: Sequence[float], *, upper: bool) -> float:
-    """Return how far the interval reaches from the sample's mean to one side."""
+def _reach(values: Sequence[float]) -> tuple[float, float]:
+    """Return how far the interval reaches from the sample's mean downwards and upwards."""
     n = len(values)
     error = math.sqrt(_variance(values) / n)
     if n > _MOST_FOR_BOOTSTRAP or error == 0:
-        return _Z * error
+        return _Z * error, _Z * error
     if n < _LEAST_FOR_BOOTSTRAP:
-        return _STUDENT[n - 1] * error
+        return _STUDENT[n - 1] * error, _STUDENT[n - 1] * error
     deviations = _studentised(values)
-    # The upper end comes from resamples that fell short of the mean, and the other way round.
     at = round((1 - _SIDE) * len(deviations)) - 1
-    return (-deviations[at] if upper else deviations[-1 - at]) * error
+    # The upper end comes from resamples that fell short of the mean, and the other way round.
+    return deviations[-1 - at] * error, -deviations[at] * error
 
 
 def _studentised(values: Sequence[float]) -> list[float]:

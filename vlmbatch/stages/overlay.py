@@ -6,6 +6,7 @@ All that collect keeps in memory stands here, in arrays: some 60 bytes for each 
 from __future__ import annotations
 
 from array import array
+from binascii import unhexlify
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -99,7 +100,7 @@ def read_head(data: bytes, position: int) -> tuple[str, bytes, str]:
         digest = data[start : start + 2 * _HASH_BYTES]
         output = data.find(_OUTPUT_KEY, start, data.find(_ROW_KEY, start))
         if output < 0 and len(digest) == 2 * _HASH_BYTES:
-            return data[len(_ID_START) : end].decode(), bytes.fromhex(digest.decode()), ""
+            return data[len(_ID_START) : end].decode(), unhexlify(digest), ""
     entry = rundir.parse_entry(data, position)
     return entry.custom_id, bytes.fromhex(entry.line_sha256), entry.output
 

@@ -6,13 +6,16 @@
 
 from __future__ import annotations
 
+import math
 import os
+import re
 from dataclasses import dataclass, field, replace
 from typing import IO, TYPE_CHECKING, Any
 
 from vlmbatch import classify, images, inputs, jsonl, providers
 from vlmbatch.errors import InputError, Problem
-from vlmbatch.inputs.base import DEFAULT_IMAGE_FIELD, Verbatim
+from vlmbatch.inputs import strict
+from vlmbatch.inputs.base import DEFAULT_IMAGE_FIELD, RowError, Verbatim
 from vlmbatch.providers.base import Ask
 
 if TYPE_CHECKING:
@@ -111,11 +114,11 @@ def plan(options: BuildOptions) -> Plan:
     """
     if not options.out:
         raise InputError("--out is missing", hint="name the run folder to make")
-    if options.config:
-        return _plan_config(options)
-    problems = _contradictions(options)
+    problems = _wrong_values(options) + ([] if options.config else _contradictions(options))
     if problems:
         raise InputError(f"{len(problems)} option(s) are wrong", hint="vlmbatch build --help", problems=problems)
+    if options.config:
+        return _plan_config(options)
     verbatim, ask = _read_ask(options, options.model or "")
     prompt = _text(verbatim["prompt"]) if "prompt" in verbatim else None
     return Plan(
@@ -123,7 +126,7 @@ def plan(options: BuildOptions) -> Plan:
         provider=options.provider or providers.DEFAULT,
         source=inputs.open_source(list(options.sources), _source_options(options, prompt), stdin=options.stdin),
         asks={"": ask},
-        verbatim=verbatim,
+        verbatim=_named_apart(verbatim),
         answer={"json": ask.json_answer, "schema": ask.json_schema},
         settings={},
     )
@@ -136,11 +139,11 @@ def _plan_config(options: BuildOptions) -> Plan:
 
     refused = {
         "SOURCE: the pipeline file names its datasets": bool(options.sources),
-        "--prompt, --prompt-file, --prompt-template: the file's outputs say it": bool(
-            options.prompt or options.prompt_file or options.prompt_template
+        "--prompt, --prompt-file, --prompt-template: the file's outputs say it": any(
+            one is not None for one in (options.prompt, options.prompt_file, options.prompt_template)
         ),
-        "--response-format, --json-schema: the file's outputs say it": bool(
-            options.response_format or options.json_schema
+        "--response-format, --json-schema: the file's outputs say it": any(
+            one is not None for one in (options.response_format, options.json_schema)
         ),
     }
     problems = [Problem("usage", message) for message, holds in refused.items() if holds]
@@ -162,7 +165,7 @@ def _plan_config(options: BuildOptions) -> Plan:
         provider=options.provider or providers.LOCAL_DEFAULT,
         source=open_pipeline(pipeline, _source_options(options, None)),
         asks={one.name: replace(ask, json_answer=one.is_json, json_schema=one.schema) for one in pipeline.outputs},
-        verbatim={**verbatim, "config": Verbatim(pipeline.name, pipeline.data)},
+        verbatim=_named_apart({**verbatim, "config": Verbatim(pipeline.name, pipeline.data)}),
         answer={
             "json": any(one.is_json for one in pipeline.outputs),
             "schema": None,
@@ -178,18 +181,48 @@ def _contradictions(options: BuildOptions) -> list[Problem]:
     no_text = not (options.prompt or options.prompt_file or options.prompt_template or options.question_field)
     rules = {
         "SOURCE is missing: give a folder, images or a table": not options.sources,
-        "--model is missing": not options.model,
+        "--model is missing": not (options.model or "").strip(),
         "no text to send: give --prompt, --prompt-file, --prompt-template or --question-field": no_text,
         "--prompt and --prompt-file exclude each other": options.prompt is not None and options.prompt_file is not None,
-        "--response-format takes json": options.response_format not in {None, "json"},
-        "--image-order takes first or last": options.image_order not in {"first", "last"},
-        "--shard-max-bytes and --shard-max-requests must be positive": min(
-            options.shard_max_bytes or 1, options.shard_max_requests or 1
-        )
-        < 1,
-        "--max-tokens must be positive": (options.max_tokens or 1) < 1,
     }
     return [Problem("usage", message) for message, holds in rules.items() if holds]
+
+
+def _wrong_values(options: BuildOptions) -> list[Problem]:
+    """Return every option whose value is out of its range, whatever the others say."""
+    counts = {
+        "--max-tokens": options.max_tokens,
+        "--shard-max-bytes": options.shard_max_bytes,
+        "--shard-max-requests": options.shard_max_requests,
+        "--workers": options.workers,
+    }
+    texts = {
+        "--model": (options.model,),
+        "--prompt": (options.prompt,),
+        "--prompt-template": (options.prompt_template,),
+        "--url": (options.url,),
+        "--max-tokens-field": (options.max_tokens_field,),
+        "--question-field": (options.question_field,),
+        "--image-field": options.image_field,
+        "--id-fields": options.id_fields,
+    }
+    numbers = {"--temperature": options.temperature, "--top-p": options.top_p}
+    rules = {
+        "--response-format takes json": options.response_format not in {None, "json"},
+        "--image-order takes first or last": options.image_order not in {"first", "last"},
+        **{f"{flag} must be positive": count is not None and count < 1 for flag, count in counts.items()},
+        **{f"{flag} is not UTF-8": any(map(_has_half_character, words)) for flag, words in texts.items()},
+        **{
+            f"{flag} is {number}, which JSON cannot write": number is not None and not math.isfinite(number)
+            for flag, number in numbers.items()
+        },
+    }
+    return [Problem("usage", message) for message, holds in rules.items() if holds]
+
+
+def _has_half_character(text: str | None) -> bool:
+    """Return whether a text cannot be written: bytes of the command line that are not UTF-8 look like that."""
+    return text is not None and strict.unwritable(text) is not None
 
 
 def _read_ask(options: BuildOptions, model: str) -> tuple[dict[str, Verbatim], Ask]:
@@ -222,16 +255,22 @@ def _read_ask(options: BuildOptions, model: str) -> tuple[dict[str, Verbatim], A
         json_schema=schema,
         extra_body=_object(verbatim["extra_body"], "--extra-body") if "extra_body" in verbatim else {},
     )
-    return _without_name_clash(verbatim), ask
+    return verbatim, ask
 
 
-def _without_name_clash(verbatim: dict[str, Verbatim]) -> dict[str, Verbatim]:
-    """Keep two files of one name apart in inputs/: the role stands before the second one."""
+_PLAIN_NAME = re.compile(r"[^\x00-\x1f\x7f-\x9f\u2028\u2029\\\ud800-\udfff]{1,80}")
+"""Names that SHA256SUMS holds as they stand, so that sha256sum finds the file, and that any file system takes."""
+
+
+def _named_apart(verbatim: dict[str, Verbatim]) -> dict[str, Verbatim]:
+    """Give each file a name of its own in inputs/: where two are alike, the role stands before the second one."""
     taken: set[str] = set()
     kept = {}
     for role, file in verbatim.items():
-        name = file.name if file.name not in taken else f"{role}-{file.name}"
-        taken.add(name)
+        name = file.name if _PLAIN_NAME.fullmatch(file.name) else role
+        while name.casefold() in taken:
+            name = f"{role}-{name}"
+        taken.add(name.casefold())
         kept[role] = Verbatim(name, file.data)
     return kept
 
@@ -283,12 +322,14 @@ def _schema(file: Verbatim) -> dict[str, Any]:
 
 
 def _object(file: Verbatim, flag: str) -> dict[str, Any]:
+    """Return the JSON object that a file holds; what would not come out as it went in is refused."""
     try:
-        value = jsonl.loads(file.data.removeprefix(jsonl.BOM))
-    except ValueError as error:
-        raise InputError(f"{flag} {file.name}: not JSON ({error})", hint="mend the file") from None
-    if not isinstance(value, dict):
-        raise InputError(f"{flag} {file.name}: not a JSON object", hint="mend the file")
+        value = strict.parse_row(file.data.removeprefix(jsonl.BOM), what="file")
+    except RowError as error:
+        raise InputError(f"{flag} {file.name}: {error.message}", hint="mend the file") from None
+    faults = [fault for one in strict.scalars(value) if (fault := strict.unwritable(one))]
+    if faults:
+        raise InputError(f"{flag} {file.name}: {faults[0]}", hint="mend the file")
     return value
 
 

@@ -20,7 +20,7 @@ from vlmbatch.records import REJECTED_SCHEMA, RUN_SCHEMA, Event, ManifestRef, Ru
 from vlmbatch.rundir import MANIFEST, REJECTED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from vlmbatch.freeze import Frozen
     from vlmbatch.inputs.base import Item
@@ -38,6 +38,13 @@ _SENTENCES = {
     "tiny": "image(s) have a side below 28 pixels; several models refuse or misread them",
     "slim": "image(s) are over 200 times longer than wide; several models refuse them",
     "broken_exif": "image(s) have broken EXIF metadata; the pixels are fine",
+    "xmp_orientation": "image(s) are turned by their XMP alone, which some decoders apply and most do not; "
+    "--strip-metadata drops it",
+    "first_frame": "image(s) have several frames or pages, of which the first alone is sent",
+    "second_picture": "image(s) hold a second picture behind the first (MPO), which goes out with them; "
+    "--strip-metadata drops it",
+    "pixels_unchecked": "image(s) were checked by their container alone: no decoder for them is installed here "
+    "(vlmbatch[heif] brings the one for HEIC)",
     "trailing_bytes": "image(s) have stray bytes behind their end; they are sent as they are",
     "oversize": "request(s) are larger than a whole shard may be and stand alone in theirs",
 }
@@ -108,7 +115,8 @@ class Press:
 
     def _put(self, made: Made) -> None:
         frozen, item = made.frozen, made.item
-        shard, offset = self._shards.put(frozen.line, images=len(made.images))
+        with self._draft.writing():
+            shard, offset = self._shards.put(frozen.line, images=len(made.images))
         head: dict[str, Any] = {
             "custom_id": frozen.custom_id,
             "shard": shard,
@@ -125,7 +133,8 @@ class Press:
         if item.output:
             head["output"] = item.output
         head["row"] = jsonl.Fragment(item.row)
-        self._manifest.put(jsonl.dumps(head))
+        with self._draft.writing():
+            self._manifest.put(jsonl.dumps(head))
         for record in made.images:
             self._image_count += 1
             self._hashes.append(int(record["sha256"][:16], 16))
@@ -148,17 +157,15 @@ class Press:
                 Problem(rejected.code, rejected.message, where or rejected.path, rejected.source_line)
             )
         if self._rejected is not None:
-            self._rejected.put(
-                jsonl.dumps(
-                    {
-                        "schema": REJECTED_SCHEMA,
-                        "index": rejected.index,
-                        "source_line": rejected.source_line,
-                        "path": rejected.path or None,
-                        "reason": {"code": rejected.code, "message": rejected.message},
-                    }
-                )
-            )
+            told = {
+                "schema": REJECTED_SCHEMA,
+                "index": rejected.index,
+                "source_line": rejected.source_line,
+                "path": rejected.path or None,
+                "reason": {"code": rejected.code, "message": rejected.message},
+            }
+            with self._draft.writing():
+                self._rejected.put(jsonl.dumps(told))
 
     def _refuse_bad(self) -> None:
         beside = self._plan.source.report.problems
@@ -178,12 +185,13 @@ class Press:
     def finish(self) -> RunInfo:
         """Close the files, copy the verbatim inputs, and return run.json."""
         options, ask = self._plan.options, self._ask
-        self._shards.close()
-        manifest = self._manifest.close()
-        rejected = self._rejected.close() if self._rejected else None
-        copies = {
-            role: self._draft.write(f"inputs/{file.name}", file.data) for role, file in self._plan.verbatim.items()
-        }
+        with self._draft.writing():
+            self._shards.close()
+            manifest = self._manifest.close()
+            rejected = self._rejected.close() if self._rejected else None
+            copies = {
+                role: self._draft.write(f"inputs/{file.name}", file.data) for role, file in self._plan.verbatim.items()
+            }
         source = self._plan.source
         return {
             "schema": RUN_SCHEMA,
@@ -244,7 +252,7 @@ class Press:
             "requests": self._manifest.lines,
             "rejected": self._bad,
             "images": self._image_count,
-            "duplicate_images": self._image_count - len(set(self._hashes)),
+            "duplicate_images": _repeats(self._hashes),
         }
 
     def warnings(self) -> list[str]:
@@ -252,3 +260,14 @@ class Press:
         noticed = self._noticed
         sentences = {**_SENTENCES, **limits.SENTENCES}
         return [f"{noticed[code]:,} {sentence}" for code, sentence in sentences.items() if noticed[code]]
+
+
+_PART = 1 << 20
+"""Digests in one set: what is counted in parts takes no more memory in a long run than in a short one."""
+
+
+def _repeats(digests: Sequence[int]) -> int:
+    """Return how many of the digests stand there a second time."""
+    parts = 1 + len(digests) // _PART
+    distinct = (len({digest for digest in digests if digest % parts == part}) for part in range(parts))
+    return len(digests) - sum(distinct)

@@ -103,7 +103,7 @@ def check_options(options: RunOptions) -> None:
             policy.timeout_s, policy.max_tries, policy.max_wait_s
         )
         <= 0,
-        "--rpm and --tpm must be positive": min(options.rpm or 1, options.tpm or 1) <= 0,
+        "--rpm and --tpm must be positive": any(rate is not None and rate <= 0 for rate in (options.rpm, options.tpm)),
         "--rate-limit-delay must not be negative": options.rate_limit_delay_s < 0,
         "--shard-id must be at least 0 and less than --num-shards": not 0 <= options.shard_id < options.num_shards,
         "--verify takes full or lines": options.verify not in {"full", "lines"},

@@ -9,7 +9,7 @@ import platform
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from vlmbatch import __version__, attempts, resume, rundir
+from vlmbatch import __version__, attempts, journal, resume, rundir
 from vlmbatch.errors import InputError, RefusedError
 from vlmbatch.pace import Limiter
 from vlmbatch.progress import ProgressFileReporter
@@ -19,6 +19,7 @@ from vlmbatch.realtime.errand import Errand
 from vlmbatch.realtime.sender import Sender
 from vlmbatch.realtime.writer import ResultsWriter
 from vlmbatch.rundir import REHEARSAL_PREFIX, RESULTS, LineReader
+from vlmbatch.stages.task import last_rates
 from vlmbatch.transport import LIBRARIES, Transport, check_base_url
 
 if TYPE_CHECKING:
@@ -52,6 +53,8 @@ def send(task: Task, name: str | None, key: str | None) -> RunResult:
             need_key(task, base_urls, key)
         if not task.selection.to_send:
             return task.result(endpoints=_told(endpoints))
+        _need_results_folder(task)
+        _name_full_price(task)
         session = _Session(task, name or _next_rehearsal(task), _REHEARSAL_KEY if task.options.rehearsal else key)
         return in_loop(lambda: session.run(endpoints))
 
@@ -123,6 +126,27 @@ def need_key(task: Task, base_urls: Sequence[str], key: str | None) -> None:
         )
 
 
+def _need_results_folder(task: Task) -> None:
+    """Refuse to send where answers could not be kept."""
+    folder = task.run.file(RESULTS)
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be made ({error.strerror})", hint="nothing was sent") from None
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise InputError(f"{folder}: cannot be written to", hint="nothing was sent; check the folder's permissions")
+
+
+def _name_full_price(task: Task) -> None:
+    """Say what realtime costs, where batch jobs have left the rows that are about to be sent."""
+    jobs = [] if task.options.rehearsal else journal.Journal(task.run).jobs.values()
+    if not any(job.is_over and job.batch_id for job in jobs):
+        return
+    rates = last_rates(task.run)
+    price = f"{rates.input} USD in, {rates.output} USD out for a million tokens" if rates else "no price is on record"
+    task.note(f"{task.selection.to_send:,} row(s) that batch jobs left are sent in realtime, at full price: {price}")
+
+
 def _told(endpoints: Sequence[Endpoint]) -> list[dict[str, Any]]:
     return [{"base_url": endpoint.name, "direct": endpoint.is_direct} for endpoint in endpoints]
 
@@ -169,9 +193,7 @@ class _Session:
         spent_before = task.budget.spent_usd
         async with Transport(trust_env=not options.rehearsal, secret=self._key) as transport:
             if not options.rehearsal:
-                await health.look(
-                    endpoints, transport, task.provider, self._headers, task.run.info["model"], task.warn
-                )
+                await health.look(endpoints, transport, task.provider, self._headers, task.run.info["model"], task.warn)
             with LineReader(task.run) as lines:
                 sender, writer = await self._send(endpoints, transport, lines)
         self._raise_if_refused(sender)

@@ -262,9 +262,7 @@ def look_up(
     )
 
 
-def _standing(
-    run: RunDir, provider: Provider, options: RunOptions, index: IdIndex, budget: Budget
-) -> resume.Standing:
+def _standing(run: RunDir, provider: Provider, options: RunOptions, index: IdIndex, budget: Budget) -> resume.Standing:
     if not options.retry_status and not budget.is_limited:
         return resume.read_standing(run, provider, index, rehearsal=options.rehearsal)
 

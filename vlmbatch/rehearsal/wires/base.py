@@ -15,6 +15,9 @@ EFFORTS = {"none": 0, "minimal": 16, "low": 64, "medium": 256, "high": 1024, "xh
 
 FINGERPRINT = "rehearsal"
 
+NO_CREDIT = "insufficient_quota"
+"""Code of an empty account; each wire says it in its own way."""
+
 
 class BadRequest(Exception):  # noqa: N818  (a reply, not a fault of ours)
     """The request is one that the provider would answer with a 4xx.

@@ -6,6 +6,7 @@ from typing import Any
 
 from vlmbatch.rehearsal.wires.base import (
     EFFORTS,
+    NO_CREDIT,
     Answer,
     Asked,
     BadRequest,
@@ -80,8 +81,9 @@ class GenerateContentWire:
         """Write ``{"error": {...}}``; the wait stands in the body (RetryInfo), not in a header."""
         error: dict[str, Any] = {"code": status, "message": message, "status": _STATUSES.get(status, "UNKNOWN")}
         details: list[dict[str, Any]] = []
-        if code and code.isupper():
-            details.append({"@type": "type.googleapis.com/google.rpc.ErrorInfo", "reason": code})
+        if code == NO_CREDIT:
+            violation = {"quotaId": "GenerateRequestsPerDayPerProjectPerModel"}
+            details.append({"@type": "type.googleapis.com/google.rpc.QuotaFailure", "violations": [violation]})
         if retry_after_s is not None:
             details.append({"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": f"{retry_after_s:g}s"})
         if details:

@@ -6,6 +6,7 @@ from typing import Any
 
 from vlmbatch.rehearsal.wires.base import (
     EFFORTS,
+    NO_CREDIT,
     Answer,
     Asked,
     BadRequest,
@@ -88,13 +89,11 @@ class MessagesWire:
     ) -> ErrorReply:
         """Write ``{"type": "error", "error": {...}}``."""
         error: dict[str, Any] = {"type": _TYPES.get(status, "api_error"), "message": message}
-        if code and code != "image_parse_error":
-            error["details"] = {"error_code": code}
-        body = {"type": "error", "error": error, "request_id": f"req_{FIXED_ID}"}
-        return ErrorReply(body, retry_headers(retry_after_s))
-
-
-FIXED_ID = "rehearsal"
+        if code == NO_CREDIT:
+            error["details"] = {"error_code": "enforced_spend_limit_reached"}
+        return ErrorReply(
+            {"type": "error", "error": error, "request_id": "req_rehearsal"}, retry_headers(retry_after_s)
+        )
 
 
 def _thinking(thinking: dict[str, Any], asked_effort: object) -> int:

@@ -1,0 +1,43 @@
+"""Fill the generated parts of the reference pages: ``python -m tests.docs.generate``.
+
+A page of docs/reference is written by hand but for what stands between ``<!-- generated: NAME -->`` and
+``<!-- end -->``. That is made here, from the schemas, from the command line's own declarations and from the provider
+adapters; a test fails when a page is not what this would make of it.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+from tests.docs import commands, shapes, tongues
+
+PAGES = Path(__file__).resolve().parents[2] / "docs" / "reference"
+BLOCKS = {**shapes.BLOCKS, **commands.BLOCKS, **tongues.BLOCKS}
+_BLOCK = re.compile(r"(<!-- generated: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def filled(text: str) -> str:
+    """Return a page with its generated parts made anew."""
+    return _BLOCK.sub(lambda found: f"{found[1]}\n{BLOCKS[found[2]]()}\n\n{found[3]}", text)
+
+
+def names(text: str) -> list[str]:
+    """Return the names of a page's generated parts."""
+    return [found[2] for found in _BLOCK.finditer(text)]
+
+
+def main() -> int:
+    """Write every page that is not current; return the exit status."""
+    for page in sorted(PAGES.glob("*.md")):
+        old = page.read_text(encoding="utf-8")
+        new = filled(old)
+        if new != old:
+            page.write_text(new, encoding="utf-8")
+            sys.stdout.write(f"{page.name}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
