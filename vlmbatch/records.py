@@ -177,6 +177,7 @@ class RunInfo(TypedDict):
     image_policy: dict[str, Any]
     answer: dict[str, Any]
     settings: dict[str, Any]
+    carrier: NotRequired[dict[str, Any]]
     id_stem: str
     counts: dict[str, int]
     shards: list[ShardRef]

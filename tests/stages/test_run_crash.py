@@ -71,7 +71,7 @@ def test_killed_at_200_moments_no_answer_is_lost_or_doubled(tmp_path: Path, vict
         for _ in range(KILLS):
             recorded = answers(run_dir)
             seen = len(server.seen)
-            ended = victim(run_dir, server.base_url, kill_after_s=moments.uniform(0.02, 0.12), concurrency=AT_ONCE)
+            ended = victim(run_dir, server.base_url, kill_after_s=moments.uniform(0.02, 0.09), concurrency=AT_ONCE)
             assert ended["status"] in {-9, 0}
             assert {seen.row for seen in server.seen[seen:]}.isdisjoint(_rows(recorded))
         assert victim(run_dir, server.base_url, concurrency=AT_ONCE)["status"] == 0

@@ -60,7 +60,7 @@ def wait_until_gone(pids: list[int]) -> None:
 
 @pytest.mark.parametrize("path", ["/health", "/v1/models"])
 def test_server_lives_as_long_as_the_block(tmp_path: Path, path: str) -> None:
-    """It is ready when health or, where there is no such page, the list of models answers; it ends with its children."""
+    """It is ready when health (or, without such a page, the list of models) answers; its children end with it."""
     log = tmp_path / "logs" / "serve.log"
     with serving(healthy(tmp_path, path=path), model="a b'c", log=str(log), stop=Stop()) as base_url:
         host, _, port = base_url.removeprefix("http://").partition(":")
@@ -99,12 +99,15 @@ def test_server_that_ignores_the_signal_is_killed(tmp_path: Path, monkeypatch: p
 
 def test_exception_inside_the_block_stops_the_server(tmp_path: Path) -> None:
     """Whatever ends the block, Ctrl-C included, ends the server."""
-    with (
-        pytest.raises(KeyboardInterrupt),
-        serving(healthy(tmp_path), model="m", log=str(tmp_path / "log"), stop=Stop()),
-    ):
-        pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
-        raise KeyboardInterrupt
+    pids: list[int] = []
+
+    def work() -> None:
+        with serving(healthy(tmp_path), model="m", log=str(tmp_path / "log"), stop=Stop()):
+            pids.extend(int(pid) for pid in (tmp_path / "pids").read_text().split())
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
     wait_until_gone(pids)
 
 

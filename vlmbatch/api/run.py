@@ -76,19 +76,43 @@ class Run:
         return f"Run({self.path!r})"
 
     @classmethod
-    def build(cls, options: BuildOptions, *, on_event: OnEvent | None = None) -> Run:
+    def build(
+        cls,
+        options: BuildOptions,
+        *,
+        key: str | None = None,
+        environ: Mapping[str, str] | None = None,
+        key_env: str | None = None,
+        key_file: str | None = None,
+        on_event: OnEvent | None = None,
+    ) -> Run:
         """Freeze every request into a new run folder.
 
         Args:
             options: What is asked of whom, about what, and where the folder goes.
+            key: The API key itself; it is needed only where images are uploaded first (``carrier``).
+            environ: Where the key is looked up by name instead (``os.environ``, say).
+            key_env: The variable's name, None = the provider's conventional one, for its own address alone.
+            key_file: A file whose first line is the key, instead.
             on_event: Called with progress, from the calling thread; what it raises ends the building.
 
         Raises:
-            InputError: Wrong options or bad inputs (all of them listed); no folder is left behind.
+            InputError: Wrong options or bad inputs (all of them listed), or no key; no folder is left behind.
+            RefusedError: The provider's file store did not take an image; no folder is left behind.
         """
         from vlmbatch.stages.build import build
+        from vlmbatch.stages.plan import provider_name
 
-        result = build(options, on_event=on_event)
+        if key is None and options.carrier != "inline":
+            key = keys.key_for_run(
+                providers.get(provider_name(options), options.url),
+                [options.base_url] if options.base_url else [],
+                environ or {},
+                name=key_env,
+                file=key_file,
+                tell=lambda text: on_event(Event("warning", "build", text)) if on_event else None,
+            )
+        result = build(options, key=key, on_event=on_event)
         run = cls(result.run)
         run.warnings, run.left_out = result.warnings, result.left_out
         return run

@@ -19,6 +19,7 @@ _ASK = "What is asked"
 _TABLE = "Tables"
 _IMAGE = "Images"
 _SHARDS = "Folder and shards"
+_CARRIER = "Images too large to inline"
 
 
 def build(
@@ -150,6 +151,23 @@ def build(
     ] = "",
     shard_max_bytes: Annotated[int | None, typer.Option(metavar="N", rich_help_panel=_SHARDS)] = None,
     shard_max_requests: Annotated[int | None, typer.Option(metavar="N", rich_help_panel=_SHARDS)] = None,
+    carrier: Annotated[
+        str,
+        typer.Option(
+            metavar="inline|provider-file",
+            help="Upload images to the provider first.",
+            rich_help_panel=_CARRIER,
+        ),
+    ] = "inline",
+    base_url: Annotated[
+        str, typer.Option(metavar="URL", help="Where the file store is.", rich_help_panel=_CARRIER, show_default=False)
+    ] = "",
+    api_key_env: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Variable that holds its key.", rich_help_panel=_CARRIER)
+    ] = None,
+    api_key_file: Annotated[
+        str | None, typer.Option(metavar="FILE", help="File whose first line is its key.", rich_help_panel=_CARRIER)
+    ] = None,
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="Record bad inputs and go on.", rich_help_panel=_SHARDS)
     ] = False,
@@ -216,13 +234,17 @@ def build(
         limits=parse_limits(limit_override or []),
         shard_max_bytes=shard_max_bytes,
         shard_max_requests=shard_max_requests,
+        carrier=carrier,
+        base_url=base_url,
         skip_bad=skip_bad,
         workers=workers,
         env=os.environ,
         stdin=sys.stdin.buffer if sys.stdin else None,  # a daemon may have closed it
     )
     with on_signals(Stop()), Watch(console, "building") as watch:
-        run = Run.build(options, on_event=watch.on_event)
+        run = Run.build(
+            options, environ=os.environ, key_env=api_key_env, key_file=api_key_file, on_event=watch.on_event
+        )
     for sentence in run.warnings:
         console.warning(sentence)
     finish("build", _data(run), as_json=as_json, text=lambda: _print(run))

@@ -81,15 +81,18 @@ def shrunk_size(width: int, height: int, max_side: int | None, max_pixels: int |
 
     Whole numbers all the way, so that no machine rounds otherwise.
     """
-    if max_side is not None and max(width, height) > max_side:
-        long = max(width, height)
-        width, height = (max(1, (2 * side * max_side + long) // (2 * long)) for side in (width, height))
-    if max_pixels is not None and width * height > max_pixels:
-        smaller_width = max(1, isqrt(max_pixels * width // height))
-        smaller_height = max(1, isqrt(max_pixels * height // width))
-        # A side that cannot fall below 1 leaves less room for the other.
-        width, height = min(smaller_width, max_pixels), min(smaller_height, max(1, max_pixels // smaller_width))
-    return width, height
+    long, short = max(width, height), min(width, height)
+    limit = long if max_side is None else min(long, max_side)
+    if max_pixels is not None and long * short > max_pixels:
+        limit = min(limit, isqrt(max_pixels * long // short))
+    if limit == long:
+        return width, height
+    new_short = max(1, (2 * short * limit + long) // (2 * long))
+    if max_pixels is not None and limit * new_short > max_pixels:
+        # Rounded down it fits; a side that cannot fall below 1 leaves less room for the other.
+        new_short = max(1, short * limit // long)
+        limit = min(limit, max_pixels // new_short)
+    return (limit, new_short) if width >= height else (new_short, limit)
 
 
 def shrink(image: Image.Image, size: tuple[int, int]) -> Image.Image:

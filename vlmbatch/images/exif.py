@@ -88,21 +88,27 @@ def _number(entry: tuple[int, bytes], order: str) -> int | None:
 class Told:
     """What all the metadata of a picture say together, taken in as they come along."""
 
-    __slots__ = ("_exif", "_has_xmp_position", "_has_xmp_turn")
+    __slots__ = ("_exif", "_has_position", "_has_xmp_turn")
 
     def __init__(self) -> None:
         self._exif: Metadata | None = None
-        self._has_xmp_position = False
+        self._has_position = False
         self._has_xmp_turn = False
 
     def take_exif(self, block: bytes) -> None:
-        """Take in an EXIF block; the first one counts."""
+        """Take in an EXIF block; the first one counts, but a position in any other leaves with the file as well."""
+        found = read(block)
+        self._has_position |= found.has_gps
         if self._exif is None:
-            self._exif = read(block)
+            self._exif = found
+
+    def take_exif_of_another(self, block: bytes) -> None:
+        """Take in an EXIF block that speaks of another picture in the same file."""
+        self._has_position |= read(block).has_gps
 
     def take_xmp(self, packet: bytes) -> None:
         """Take in an XMP packet, or a part of one."""
-        self._has_xmp_position |= b"GPSLatitude" in packet or b"GPSLongitude" in packet
+        self._has_position |= b"GPSLatitude" in packet or b"GPSLongitude" in packet
         self._has_xmp_turn |= _XMP_TURN.search(packet) is not None
 
     @property
@@ -113,7 +119,7 @@ class Told:
     @property
     def has_gps(self) -> bool:
         """Whether a position is told anywhere."""
-        return (self._exif or _NOTHING).has_gps or self._has_xmp_position
+        return self._has_position
 
     @property
     def notes(self) -> tuple[str, ...]:

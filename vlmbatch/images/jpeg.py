@@ -31,6 +31,8 @@ _MARKER_IN_SCAN: Final = re.compile(rb"\xff[\x01-\xcf\xd8-\xfe]")
 _MARKER: Final = re.compile(rb"\xff[\x01-\xfe]")
 
 _EXIF: Final = b"Exif\x00"
+_LATER_EXIF: Final = re.compile(rb"\xff\xe1..Exif\x00", re.DOTALL)
+"""The EXIF of a second picture or of a thumbnail of it, somewhere behind the first one's pixels."""
 _XMP: Final = (b"http://ns.adobe.com/xap/1.0/\x00", b"http://ns.adobe.com/xmp/extension/\x00")
 _ICC: Final = b"ICC_PROFILE\x00"
 
@@ -66,6 +68,9 @@ def read(data: bytes) -> Header:
         segment = _segment(data, segment.end)
         told.take(data, segment)
     frame, meta = told.frame, told.meta
+    for found in _LATER_EXIF.finditer(data, segment.end):
+        length = int.from_bytes(data[found.start() + 2 : found.start() + 4], "big")
+        meta.take_exif_of_another(data[found.start() + 4 : found.start() + 2 + length])
     if frame is None:
         raise damaged("the pixels start before a frame header")
     has_trailing = _end(data, segment) < len(data) and not told.has_second

@@ -69,7 +69,7 @@ class ImageSource:
     location: bytes = b""
     data: bytes | None = None
 
-    def read(self, *, max_bytes: int) -> bytes:
+    def read(self, *, max_bytes: int | None = None) -> bytes:
         """Return the image's bytes, read once: hash, size and what is sent all come from this read.
 
         Args:
@@ -83,7 +83,7 @@ class ImageSource:
         fd = os.open(self.location, os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0))
         with os.fdopen(fd, "rb", buffering=0) as file:
             size = os.fstat(fd).st_size
-            if size > max_bytes:
+            if max_bytes is not None and size > max_bytes:
                 raise OSError(errno.EFBIG, f"{size:,} bytes; larger than any picture that is taken")
             return file.readall()
 

@@ -147,7 +147,7 @@ def _saved_dataset(folder: bytes) -> list[Found]:
     if isinstance(splits, list) and all(isinstance(split, str) for split in splits):
         tables = []
         for split in splits:
-            one = _saved_split(os.path.join(folder, split.encode("utf-8", "surrogatepass")), f"{_base_name(folder)}/{split}")
+            one = _saved_split(os.path.join(folder, _encoded(split)), f"{_base_name(folder)}/{split}")
             if not one:
                 raise _NoSource(f"a saved dataset whose split {split!r} is missing")
             tables += one
@@ -163,12 +163,17 @@ def _saved_split(folder: bytes, name: str) -> list[Found]:
         raise _NoSource("a saved dataset with an index mapping; save it again after flatten_indices()")
     try:
         listed: Any = state["_data_files"]
-        files = tuple(os.path.join(folder, os.path.basename(one["filename"].encode("utf-8", "surrogatepass"))) for one in listed)
+        files = tuple(os.path.join(folder, os.path.basename(_encoded(one["filename"]))) for one in listed)
     except (KeyError, TypeError, AttributeError):
         return []
     if not files:
         return []
     return [Found("arrow", files, name, folder)]
+
+
+def _encoded(name: str) -> bytes:
+    """Return a name that a dataset's own JSON tells as bytes; half a character makes a name that is not there."""
+    return name.encode("utf-8", "surrogatepass")
 
 
 def _json_object(path: bytes) -> dict[str, object]:

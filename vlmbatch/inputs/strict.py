@@ -22,7 +22,8 @@ MAX_DEPTH = 200
 _WHITE = b" \t\r\n"
 _SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
-_NESTING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[\[{]|[\]}]', re.DOTALL)  # possessive: a long string costs no memory
+_NESTING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[\[{]|[\]}]', re.DOTALL)
+"""Possessive, so that a string of many megabytes costs no memory of its own."""
 
 
 def parse_row(data: bytes, *, what: str = "row") -> dict[str, Any]:

@@ -10,6 +10,7 @@ import base64
 import os
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,9 @@ from vlmbatch.stages.press import Made, Press
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from concurrent.futures import Future
+    from contextlib import AbstractContextManager
 
+    from vlmbatch.batch.carrier import FileStore
     from vlmbatch.images import ImagePolicy
     from vlmbatch.inputs.base import ImageSource
     from vlmbatch.providers.base import Ask, Part, Provider
@@ -53,23 +56,27 @@ class BuildResult:
     warnings: tuple[str, ...]
 
 
-def build(options: BuildOptions, *, on_event: Callable[[Event], None] | None = None) -> BuildResult:
+def build(
+    options: BuildOptions, *, key: str | None = None, on_event: Callable[[Event], None] | None = None
+) -> BuildResult:
     """Make a run folder.
 
     Args:
         options: What to freeze.
+        key: The API key, where images are uploaded (``carrier``); it goes into the headers and nowhere else.
         on_event: Called with progress (requests done) and warnings, from the calling thread.
 
     Raises:
         InputError: Wrong options, bad inputs (all of them listed), or a disk that gave out; no folder is left behind.
+        RefusedError: The provider's file store did not take an image; no folder is left behind.
     """
     todo = plan(options)
     provider = providers.get(todo.provider, next(iter(todo.asks.values())).url)
     warnings = _check_asks(provider, todo.asks)
-    with Draft(options.out) as draft:
+    with Draft(options.out) as draft, _file_store(todo, provider, key) as store:
         press = Press(todo, provider, draft)
-        press.feed(_pressed(todo, provider, press.stem), on_event)
-        info = press.finish()
+        press.feed(_pressed(todo, provider, press.stem, store), on_event)
+        info = press.finish(store.describe() if store else None)
         draft.publish(info)
     report = todo.source.report
     return BuildResult(
@@ -77,6 +84,30 @@ def build(options: BuildOptions, *, on_event: Callable[[Event], None] | None = N
         info["counts"],
         report.left_out,
         (*warnings, *report.warnings, *map(str, report.problems), *press.warnings(), *_beside(draft)),
+    )
+
+
+def _file_store(todo: Plan, provider: Provider, key: str | None) -> AbstractContextManager[FileStore | None]:
+    """Return the provider's file store where images are to go there first, None where they go inline."""
+    options = todo.options
+    if options.carrier == "inline":
+        return nullcontext()
+    if not provider.takes_file_ids:
+        raise InputError(
+            f"--carrier provider-file: {provider.name} has no place for file ids in a request",
+            hint="leave --carrier away (the images go inline), or use --url /v1/responses where the provider has it",
+        )
+    from vlmbatch.batch.carrier import FileStore
+
+    ask = next(iter(todo.asks.values()))
+    return FileStore(
+        provider,
+        provider.url(ask),
+        ask.model,
+        out=options.out,
+        base_url=options.base_url,
+        key=key,
+        headers=provider.frozen_headers(ask),
     )
 
 
@@ -108,7 +139,7 @@ def _check_asks(provider: Provider, asks: dict[str, Ask]) -> list[str]:
 # --- workers: item → frozen line ---------------------------------------------------------------------------
 
 
-def _pressed(todo: Plan, provider: Provider, stem: str) -> Iterator[Made | Rejected]:
+def _pressed(todo: Plan, provider: Provider, stem: str, store: FileStore | None) -> Iterator[Made | Rejected]:
     """Yield items frozen or rejected, in input order, from a bounded window of worker threads."""
     workers = todo.options.workers or _processors()
     window: deque[Future[Made | Rejected] | Rejected] = deque()
@@ -121,7 +152,7 @@ def _pressed(todo: Plan, provider: Provider, stem: str) -> Iterator[Made | Rejec
         try:
             for item in todo.source:
                 rejected = isinstance(item, Rejected)
-                window.append(item if rejected else pool.submit(_make, item, todo, provider, stem))  # type: ignore[arg-type]
+                window.append(item if rejected else pool.submit(_make, item, todo, provider, stem, store))  # type: ignore[arg-type]
                 if len(window) > 2 * workers + 2:
                     yield next_done()
             while window:
@@ -137,10 +168,12 @@ def _processors() -> int:
     return os.cpu_count() or 1
 
 
-def _make(item: Item, todo: Plan, provider: Provider, stem: str) -> Made | Rejected:
+def _make(item: Item, todo: Plan, provider: Provider, stem: str, store: FileStore | None) -> Made | Rejected:
     """Read and check the images of one item and freeze its request; a bad image makes it a rejection."""
     ask = todo.asks[item.output]
     limits = provider.limits(ask.model, todo.options.limits)
+    if store is not None:
+        limits = limits._replace(image_base64_bytes=None)  # nothing goes as base64
     taken: list[tuple[ImageSource, ImageFacts, ImageFacts, bytes]] = []
     for source in item.images:
         try:
@@ -155,11 +188,14 @@ def _make(item: Item, todo: Plan, provider: Provider, stem: str) -> Made | Rejec
     if problems:
         return _refused(item, problems)
     first = taken[0][1].sha256 if taken else None
-    frozen = freeze(provider, ask, custom_id(stem, item.index, first), list(_parts(item, taken)))
+    file_ids = [store.put(sent.sha256, sent.media_type, data).file_id for _, _, sent, data in taken] if store else []
+    frozen = freeze(provider, ask, custom_id(stem, item.index, first), list(_parts(item, taken, file_ids)))
     problems = provider.check_request(frozen.body_length, limits=limits)
     if problems:
         return _refused(item, problems)
     records = [_image_record(source, original, sent) for source, original, sent, _ in taken]
+    for record, file_id in zip(records, file_ids, strict=False):
+        record["file_id"] = file_id
     return Made(item, frozen, records, tuple(sent_facts), tuple(warnings))
 
 
@@ -171,12 +207,16 @@ def _take(source: ImageSource, policy: ImagePolicy, limits: Any) -> tuple[ImageF
     return facts, sent, data
 
 
-def _parts(item: Item, taken: Sequence[tuple[ImageSource, ImageFacts, ImageFacts, bytes]]) -> Iterator[Part]:
+def _parts(
+    item: Item, taken: Sequence[tuple[ImageSource, ImageFacts, ImageFacts, bytes]], file_ids: Sequence[str]
+) -> Iterator[Part]:
     import pybase64
 
     for part in item.parts:
         if isinstance(part, str):
             yield part
+        elif file_ids:
+            yield ImagePart(taken[part][2].media_type, file_id=file_ids[part])
         else:
             _, _, sent, data = taken[part]
             yield ImagePart(sent.media_type, base64=pybase64.b64encode_as_string(data))

@@ -36,6 +36,8 @@ class BuildOptions:
         provider: Name in the registry; None = the default, or for a pipeline file that of a server of one's own.
         env: The variables that paths of a pipeline file may name; nothing else is taken from it.
         limits: The user's own values for the provider's dated limits, by name.
+        carrier: ``inline``, or ``provider-file``: the images go into the provider's own file store first.
+        base_url: Where that file store is; empty = the provider's own address.
         workers: Threads that read and encode; None = one per processor.
     """
 
@@ -74,6 +76,8 @@ class BuildOptions:
     limits: Mapping[str, Any] = field(default_factory=dict)
     shard_max_bytes: int | None = None
     shard_max_requests: int | None = None
+    carrier: str = "inline"
+    base_url: str = ""
     skip_bad: bool = False
     workers: int | None = None
     env: Mapping[str, str] = field(default_factory=dict)
@@ -123,13 +127,18 @@ def plan(options: BuildOptions) -> Plan:
     prompt = _text(verbatim["prompt"]) if "prompt" in verbatim else None
     return Plan(
         options=options,
-        provider=options.provider or providers.DEFAULT,
+        provider=provider_name(options),
         source=inputs.open_source(list(options.sources), _source_options(options, prompt), stdin=options.stdin),
         asks={"": ask},
         verbatim=_named_apart(verbatim),
         answer={"json": ask.json_answer, "schema": ask.json_schema},
         settings={},
     )
+
+
+def provider_name(options: BuildOptions) -> str:
+    """Return the provider that is asked: the named one, else the default for the kind of build."""
+    return options.provider or (providers.LOCAL_DEFAULT if options.config else providers.DEFAULT)
 
 
 def _plan_config(options: BuildOptions) -> Plan:
@@ -162,7 +171,7 @@ def _plan_config(options: BuildOptions) -> Plan:
     outputs = {one.name: {"json": one.is_json, "schema": one.schema} for one in pipeline.outputs}
     return Plan(
         options=options,
-        provider=options.provider or providers.LOCAL_DEFAULT,
+        provider=provider_name(options),
         source=open_pipeline(pipeline, _source_options(options, None)),
         asks={one.name: replace(ask, json_answer=one.is_json, json_schema=one.schema) for one in pipeline.outputs},
         verbatim=_named_apart({**verbatim, "config": Verbatim(pipeline.name, pipeline.data)}),
@@ -209,6 +218,7 @@ def _wrong_values(options: BuildOptions) -> list[Problem]:
     numbers = {"--temperature": options.temperature, "--top-p": options.top_p}
     rules = {
         "--response-format takes json": options.response_format not in {None, "json"},
+        "--carrier takes inline or provider-file": options.carrier not in {"inline", "provider-file"},
         "--image-order takes first or last": options.image_order not in {"first", "last"},
         **{f"{flag} must be positive": count is not None and count < 1 for flag, count in counts.items()},
         **{f"{flag} is not UTF-8": any(map(_has_half_character, words)) for flag, words in texts.items()},

@@ -20,7 +20,7 @@ from vlmbatch.records import REJECTED_SCHEMA, RUN_SCHEMA, Event, ManifestRef, Ru
 from vlmbatch.rundir import MANIFEST, REJECTED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from vlmbatch.freeze import Frozen
     from vlmbatch.inputs.base import Item
@@ -48,6 +48,10 @@ _SENTENCES = {
     "trailing_bytes": "image(s) have stray bytes behind their end; they are sent as they are",
     "oversize": "request(s) are larger than a whole shard may be and stand alone in theirs",
 }
+
+
+_CONVERTIBLE = frozenset({"media_type", "animated"})
+"""Why a provider refuses images that would pass as another file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +176,7 @@ class Press:
         if (self._bad or beside) and not self._plan.options.skip_bad:
             raise InputError(
                 f"{self._bad + len(beside):,} bad input(s); nothing was written",
-                hint="mend them, or --skip-bad records them in rejected.jsonl and goes on",
+                hint=self._way_out(),
                 problems=[*self._problems, *beside],
             )
         if not self._manifest.lines:
@@ -182,8 +186,20 @@ class Press:
                 problems=self._problems,
             )
 
-    def finish(self) -> RunInfo:
-        """Close the files, copy the verbatim inputs, and return run.json."""
+    def _way_out(self) -> str:
+        """Return what may be done about bad inputs."""
+        converts = not self._plan.options.image_policy.convert_unsupported and any(
+            problem.code in _CONVERTIBLE for problem in self._problems
+        )
+        convert = ", --convert-unsupported converts what the provider does not take" if converts else ""
+        return f"mend them{convert}, or --skip-bad records them in rejected.jsonl and goes on"
+
+    def finish(self, carrier: Mapping[str, Any] | None = None) -> RunInfo:
+        """Close the files, copy the verbatim inputs, and return run.json.
+
+        Args:
+            carrier: Where the images were put first, None where they are inline.
+        """
         options, ask = self._plan.options, self._ask
         with self._draft.writing():
             self._shards.close()
@@ -224,6 +240,7 @@ class Press:
             ),
             "rejected": rejected,
             "settings": self._plan.settings,
+            "carrier": dict(carrier or {"kind": "inline"}),
             "extensions": {},
         }
 

@@ -10,12 +10,13 @@ import contextlib
 import os
 import secrets
 import threading
+from datetime import UTC, datetime
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 from vlmbatch import jsonl, providers, resume
 from vlmbatch.errors import InputError
-from vlmbatch.records import Status
+from vlmbatch.records import Event, Status
 from vlmbatch.rundir import REHEARSAL_PREFIX, LineReader
 from vlmbatch.stages.task import RunOptions, RunResult, Task, look_up
 from vlmbatch.stop import Stop
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from vlmbatch.realtime.writer import OnWritten
-    from vlmbatch.records import Event
     from vlmbatch.rundir import RunDir
 
 __all__ = ["RunOptions", "RunResult", "run"]
@@ -63,6 +63,7 @@ def run(
     name = results_name(options)
     with _locked(run_dir, options):
         _verify(run_dir, options, on_event)
+        _warn_of_expiry(run_dir, on_event)
         task = look_up(run_dir, provider, options, stop=stop or Stop(), on_event=on_event, on_written=on_written)
         if options.pending is not None:
             return _write_pending(task, options.pending)
@@ -154,6 +155,18 @@ def _locked(run_dir: RunDir, options: RunOptions) -> Iterator[None]:
             stack.enter_context(run_dir.lock(shared=True))
             stack.enter_context(run_dir.lock(f"{options.shard_id}-of-{options.num_shards}"))
         yield
+
+
+def _warn_of_expiry(run_dir: RunDir, on_event: Callable[[Event], None] | None) -> None:
+    """Say so where the bodies name files that the provider will not keep much longer."""
+    carrier = run_dir.info.get("carrier")
+    if on_event is None or not carrier or "expires_at" not in carrier:
+        return
+    from vlmbatch.batch.carrier import expiry_warning
+
+    warning = expiry_warning(carrier, datetime.now(UTC))
+    if warning:
+        on_event(Event("warning", "run", warning))
 
 
 def _verify(run_dir: RunDir, options: RunOptions, on_event: Callable[[Event], None] | None) -> None:

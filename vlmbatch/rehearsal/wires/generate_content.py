@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from vlmbatch.rehearsal.wires.base import (
@@ -30,26 +31,27 @@ _STATUSES = {
 
 
 class GenerateContentWire:
-    """The generateContent format (camelCase, as our adapter freezes it)."""
+    """The generateContent format; field names in camelCase or snake_case, as the REST endpoint takes both."""
 
     def read(self, body: dict[str, Any], model: str) -> Asked:
         """Read a generateContent body."""
         texts: list[str] = []
         pictures: list[Picture] = []
-        if "systemInstruction" in body:
-            _read_parts(body["systemInstruction"], texts, pictures)
+        system = _field(body, "systemInstruction")
+        if system is not None:
+            _read_parts(system, texts, pictures)
         for content in take(body.get("contents"), list, "contents"):
             _read_parts(content, texts, pictures)
-        config = take(body.get("generationConfig") or {}, dict, "generationConfig")
+        config = take(_field(body, "generationConfig") or {}, dict, "generationConfig")
         return Asked(
             model=model,
             text="\n".join(texts),
             pictures=tuple(pictures),
-            max_tokens=limit(config.get("maxOutputTokens"), "maxOutputTokens"),
-            reasoning_tokens=_thinking(config.get("thinkingConfig") or {}),
-            json=config.get("responseMimeType") == "application/json",
-            schema=config.get("responseJsonSchema") or config.get("responseSchema"),
-            detail=config.get("mediaResolution"),
+            max_tokens=limit(_field(config, "maxOutputTokens"), "maxOutputTokens"),
+            reasoning_tokens=_thinking(take(_field(config, "thinkingConfig") or {}, dict, "thinkingConfig")),
+            json=_field(config, "responseMimeType") == "application/json",
+            schema=_field(config, "responseJsonSchema") or _field(config, "responseSchema"),
+            detail=_field(config, "mediaResolution"),
         )
 
     def answer(self, asked: Asked, answer: Answer) -> dict[str, Any]:
@@ -91,13 +93,30 @@ class GenerateContentWire:
         return ErrorReply({"error": error})
 
 
+def _field(value: dict[str, Any], name: str) -> Any:
+    """Return a field under its camelCase name or its snake_case one: google-genai 3.6.1 itself sends ``mime_type``."""
+    return value.get(name, value.get(re.sub(r"[A-Z]", lambda letter: f"_{letter[0].lower()}", name)))
+
+
+def _decode_bytes(text: object) -> bytes:
+    """Decode a bytes field: the JSON form of protobuf takes the URL-safe alphabet too, padded or not.
+
+    Raises:
+        BadImage: It is no base64.
+    """
+    if not isinstance(text, str):
+        return decode_base64(text)
+    plain = text.replace("-", "+").replace("_", "/").rstrip("=")
+    return decode_base64(plain + "=" * (-len(plain) % 4))
+
+
 def _details(answer: Answer) -> list[dict[str, Any]]:
     shares = {"TEXT": answer.input_tokens - answer.image_tokens, "IMAGE": answer.image_tokens}
     return [{"modality": name, "tokenCount": tokens} for name, tokens in shares.items() if tokens]
 
 
 def _thinking(config: dict[str, Any]) -> int:
-    budget, level = config.get("thinkingBudget"), config.get("thinkingLevel")
+    budget, level = _field(config, "thinkingBudget"), _field(config, "thinkingLevel")
     if budget is not None and level is not None:
         raise BadRequest("You can only set only one of thinking budget and thinking level.")
     if budget is None:
@@ -110,13 +129,14 @@ def _thinking(config: dict[str, Any]) -> int:
 def _read_parts(content: object, texts: list[str], pictures: list[Picture]) -> None:
     for part in take(take(content, dict, "contents").get("parts"), list, "parts"):
         part = take(part, dict, "parts")  # noqa: PLW2901
+        inline, stored = _field(part, "inlineData"), _field(part, "fileData")
         if "text" in part:
             texts.append(take(part["text"], str, "text"))
-        elif "inlineData" in part:
-            data = take(part["inlineData"], dict, "inlineData")
-            pictures.append(Picture(take(data.get("mimeType"), str, "mimeType"), decode_base64(data.get("data"))))
-        elif "fileData" in part:
-            uri = take(take(part["fileData"], dict, "fileData").get("fileUri"), str, "fileUri")
+        elif inline is not None:
+            kind = take(_field(take(inline, dict, "inlineData"), "mimeType"), str, "mimeType")
+            pictures.append(Picture(kind, _decode_bytes(inline.get("data"))))
+        elif stored is not None:
+            uri = take(_field(take(stored, dict, "fileData"), "fileUri"), str, "fileUri")
             pictures.append(Picture(file_id="files/" + uri.rsplit("/", 1)[-1]))
         else:
             raise BadRequest(f"Unknown name {next(iter(part), '')!r} at 'contents[0].parts[0]'")

@@ -1,0 +1,71 @@
+"""Images that go into the provider's own file store first: still our bytes, uploaded once, named by id."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.doors import call
+from tests.pictures import jpeg, png
+from vlmbatch.rehearsal.server import serve
+
+WIRES = {"responses": ("openai", "/v1/responses"), "anthropic": ("anthropic", ""), "gemini": ("gemini", "")}
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    """Return a folder of three pictures, two of them alike to the byte."""
+    folder = tmp_path / "images"
+    folder.mkdir()
+    (folder / "a.png").write_bytes(png(60, 40))
+    (folder / "b.png").write_bytes(png(60, 40))
+    (folder / "c.jpg").write_bytes(jpeg(50, 70))
+    return folder
+
+
+def _words(images: Path, run: Path, wire: str, base_url: str) -> list[object]:
+    provider, url = WIRES[wire]
+    words = ["build", images, "--out", run, "--model", "m", "--prompt", "p", "--provider", provider]
+    words += ["--carrier", "provider-file", "--base-url", base_url, "--api-key-env", "KEY"]
+    return words + (["--url", url] if url else [])
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_carried_images_are_uploaded_once_and_answered(wire: str, images: Path, tmp_path: Path) -> None:
+    """Each distinct picture is uploaded once, also over a second build; bodies name ids, the manifest keeps hashes."""
+    env = {"KEY": "k-12345"}
+    with serve() as server:
+        done = call(*_words(images, tmp_path / "run", wire, server.base_url), env=env)
+        assert done.status == 0, done.err
+        uploads = (tmp_path / "run.uploads.jsonl").read_text().splitlines()
+        assert len(uploads) == 2
+        (tmp_path / "run").rename(tmp_path / "first")
+        again = call(*_words(images, tmp_path / "run", wire, server.base_url), env=env)
+        assert again.status == 0, again.err
+        assert (tmp_path / "run.uploads.jsonl").read_text().splitlines() == uploads
+        entries = [json.loads(line) for line in (tmp_path / "run/manifest.jsonl").read_text().splitlines()]
+        shard = (tmp_path / "run/shards/00000.jsonl").read_text()
+        stored = {json.loads(line)["file_id"]: json.loads(line)["sha256"] for line in uploads}
+        for entry in entries:
+            (image,) = entry["images"]
+            assert stored[image["file_id"]] == image["sha256"]
+            assert image["file_id"] in shard
+        assert "base64," not in shard
+        sent = call("run", tmp_path / "run", "--base-url", server.base_url, "--api-key-env", "KEY", env=env)
+        assert sent.status == 0, sent.err
+    collected = call("collect", tmp_path / "run", "--json").json()
+    assert collected["data"]["summary"]["counts"]["ok"] == 3
+    info = json.loads((tmp_path / "run/run.json").read_text())
+    assert info["carrier"]["kind"] == "provider-file"
+
+
+def test_wire_without_a_file_store_is_refused_before_anything(images: Path, tmp_path: Path) -> None:
+    """Chat completions has no place for file ids: status 2, and nothing is uploaded or left."""
+    with serve() as server:
+        words = ["build", images, "--out", tmp_path / "run", "--model", "m", "--prompt", "p"]
+        done = call(*words, "--carrier", "provider-file", "--base-url", server.base_url)
+    assert done.status == 2
+    assert "Traceback" not in done.err
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["images"]
