@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from vlmbatch.rundir import RunDir
 
 EventName = Literal["intent", "uploaded", "creating", "submitted", "seen", "downloaded", "abandoned"]
+_DIGITS = 64
 Range = tuple[int, int]
 """Manifest lines from the first number up to, not including, the second."""
 
@@ -90,6 +91,11 @@ class Job:
         """Whether its rows are in flight: sending them elsewhere might pay twice."""
         return self.is_submitted or self.is_doubtful
 
+    @property
+    def knows_rows(self) -> bool:
+        """Whether ``ranges`` are its lines one by one; a job that was found by its tag alone may hold any of the run."""
+        return len(self.sha256) == _DIGITS
+
     def positions(self) -> Iterator[int]:
         """Yield the manifest lines that it holds."""
         for start, end in self.ranges:
@@ -149,7 +155,9 @@ class Journal:
         self._fold(line)
         return self.jobs[key]
 
-    def intend(self, *, sha256: str, size: int, ranges: Sequence[Range], shard: str, endpoint: str) -> Job:
+    def intend(
+        self, *, sha256: str, size: int, ranges: Sequence[Range], shard: str, endpoint: str, turn: int = 1
+    ) -> Job:
         """Write that a job is about to be submitted, before anything is sent.
 
         Args:
@@ -158,8 +166,9 @@ class Journal:
             ranges: The manifest lines that it holds.
             shard: The shard that it is, empty where it is a choice of rows.
             endpoint: The base URL that it goes to.
+            turn: Which turn it is at least; one that the journal has already is never taken again.
         """
-        turn = 1 + max((job.turn for job in self.jobs.values() if job.sha256 == sha256), default=0)
+        turn = max([turn, *(job.turn + 1 for job in self.jobs.values() if job.sha256[:16] == sha256[:16])])
         return self.append(
             "intent",
             f"{sha256[:16]}-{turn}",

@@ -8,6 +8,7 @@ open, queues those again as often as it may, and then collects.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -25,13 +26,14 @@ from vlmbatch.stages.run import run as send
 from vlmbatch.stop import Stop
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from vlmbatch.stages.run import RunOptions
 
 FOLDER: Final = "slurm"
 """Folder of the run in which submitit keeps its scripts and the tasks' logs."""
 
+_WHERE_SLURM_IS: Final = ("SLURM_CONF", "SLURM_CLUSTERS")
 _TIME: Final = re.compile(r"(\d+-)?\d+(:\d+){0,2}")
 _DEFAULT_MINUTES: Final = 60
 _FOLLOW_MINUTES: Final = 60
@@ -168,7 +170,7 @@ def _queue(job: Job, parts: Sequence[int]) -> Submitted:
     folder = os.path.join(job.run, FOLDER)
     array = follow_up = None
     try:
-        with submitit.helpers.clean_env():  # a job that queues jobs must not hand its own settings down
+        with _as_from_outside(submitit):
             if parts:
                 executor = submitit.SlurmExecutor(folder=folder)
                 executor.update_parameters(**_parameters(job.slurm))
@@ -181,6 +183,21 @@ def _queue(job: Job, parts: Sequence[int]) -> Submitted:
         said = _last_line(error)
         raise InputError(f"SLURM took no job: {said}", hint="check partition, account and limits") from None
     return Submitted(array, tuple(parts), follow_up, folder)
+
+
+@contextlib.contextmanager
+def _as_from_outside(submitit: Any) -> Iterator[None]:
+    """Queue from inside a job as from a login node: the job's own settings must not be handed down.
+
+    Outside of jobs the environment is the user's (``SBATCH_ACCOUNT`` ...) and stays; so does where SLURM is found.
+    """
+    if "SLURM_JOB_ID" not in os.environ:
+        yield
+        return
+    found = {name: os.environ[name] for name in _WHERE_SLURM_IS if name in os.environ}
+    with submitit.helpers.clean_env():
+        os.environ.update(found)
+        yield
 
 
 def _submitit() -> Any:

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-from pathlib import Path
+import subprocess
+import sys
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.cli.doors import call
 from tests.pictures import jpeg, png
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @pytest.fixture
@@ -72,6 +77,20 @@ def test_build_json_failure_lists_every_problem(images: Path, tmp_path: Path) ->
         (["IMAGES", "--out", "RUN", "--model", "m", "--prompt", "p", "--limit-override", "x"], "not NAME=N"),
         (["IMAGES", "--out", "RUN", "--model", "m", "--prompt", "p", "--shard-max-bytes", "-1"], "must be positive"),
         (["IMAGES", "--out", "RUN", "--model", "m", "--prompt", "p", "--prompt-file", "f"], "exclude each other"),
+        (["IMAGES", "--out", "RUN", "--model", "m", "--prompt", "p", "--max-tokens", "0"], "must be positive"),
+        (["IMAGES", "--out", "RUN", "--model", "m", "--prompt", "p", "--shard-max-requests", "0"], "must be positive"),
+        (["IMAGES", "--out", "RUN", "--model", "m", "--prompt", "p", "--workers", "-1"], "--workers must be positive"),
+        (["IMAGES", "--out", "RUN", "--model", "m", "--prompt", "p", "--temperature", "nan"], "JSON cannot write"),
+        (["IMAGES", "--out", "RUN", "--model", "m", "--prompt", "p", "--top-p", "inf"], "JSON cannot write"),
+        (["IMAGES", "--out", "RUN", "--model", "m\udcff", "--prompt", "p"], "--model is not UTF-8"),
+        (["IMAGES", "--out", "RUN", "--model", "m", "--prompt", "p\udcff"], "--prompt is not UTF-8"),
+        (["IMAGES", "--out", "RUN", "--model", " ", "--prompt", "p"], "--model is missing"),
+        (["IMAGES", "--out", "RUN", "--model", "m", "--prompt", "p", "--quality", "50"], "no image is to be written"),
+        (["IMAGES", "--out", "RUN", "--model", "m", "--prompt", "p", "--background", "black"], "no image is to be"),
+        (["IMAGES", "--out", "RUN", "--model", "m", "--prompt", "p", "--delimiter", ";"], "--delimiter speaks of"),
+        (["--config", "none.yaml", "--out", "RUN", "--image-order", "middle"], "--image-order takes first or last"),
+        (["--config", "none.yaml", "--out", "RUN", "--max-tokens", "-5"], "--max-tokens must be positive"),
+        (["--config", "none.yaml", "--out", "RUN", "--prompt", ""], "the file's outputs say it"),
         (["--config", "none.yaml", "--out", "RUN"], "none.yaml: cannot be read"),
         (["IMAGES", "--config", "none.yaml", "--out", "RUN"], "SOURCE: the pipeline file names its datasets"),
     ],
@@ -136,16 +155,119 @@ def test_build_gps_and_orientation_are_told(tmp_path: Path, photos: Path) -> Non
 
 def test_build_disk_full_leaves_nothing(images: Path, tmp_path: Path) -> None:
     """When the disk gives out in the middle, no half folder stands under the name."""
-    import subprocess
-    import sys
-
     code = (
         "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100));"
         "import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
         "from vlmbatch.cli import main; main(sys.argv[1:])"
     )
     words = ["build", str(images), "--out", str(tmp_path / "run"), "--model", "m", "--prompt", "p"]
-    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False)
+    done = _python(code, words)
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr
+    assert f"{tmp_path / 'run'}: cannot be written (" in done.stderr
     assert sorted(os.listdir(tmp_path)) == ["images"]
+
+
+def test_build_with_stdin_closed_goes_on(images: Path, tmp_path: Path) -> None:
+    """A daemon has no standard input: only ``-`` needs one, and says that it is closed."""
+    words = ["build", str(images), "--out", str(tmp_path / "run"), "--model", "m", "--prompt", "p"]
+    done = _elsewhere(words, before="exec <&-")
+    assert done.returncode == 0, done.stderr
+    words = ["build", "-", "--out", str(tmp_path / "two"), "--model", "m", "--prompt", "p"]
+    done = _elsewhere(words, before="exec <&-")
+    assert done.returncode == 2, done.stderr
+    assert "(standard input) is closed" in done.stderr
+
+
+def test_build_names_that_are_not_utf8_pass_through_the_envelope(images: Path, tmp_path: Path) -> None:
+    """With --json, odd bytes in --out or in an error are escapes in the one object, not a fault of ours."""
+    run = os.path.join(os.fsencode(tmp_path), b"r\xff")
+    done = call("build", images, "--out", os.fsdecode(run), "--model", "m", "--prompt", "p", "--json")
+    assert done.status == 0, done.err
+    assert os.fsencode(done.json()["data"]["run"]) == run
+    missing = os.fsdecode(b"none\xff.txt")
+    done = call("build", images, "--out", tmp_path / "x", "--model", "m", "--prompt-file", missing, "--json")
+    assert done.status == done.json()["exit_code"] == 2
+    assert missing in done.json()["errors"][0]["message"]
+
+
+def test_build_next_command_can_be_pasted(images: Path, tmp_path: Path) -> None:
+    """A name with spaces is quoted in the command that is proposed."""
+    done = call("build", images, "--out", tmp_path / "my run", "--model", "m", "--prompt", "p")
+    assert f"vlmbatch estimate '{tmp_path / 'my run'}'" in done.out
+
+
+def test_build_background_stands_behind_transparency(tmp_path: Path) -> None:
+    """A clear pixel becomes the colour that was asked for."""
+    import base64
+    import io
+
+    from PIL import Image
+
+    clear = io.BytesIO()
+    Image.new("RGBA", (40, 40), (255, 0, 0, 0)).save(clear, "PNG")
+    (tmp_path / "a.png").write_bytes(clear.getvalue())
+    words = ("build", tmp_path / "a.png", "--model", "m", "--prompt", "p", "--format", "jpeg")
+    for colour, wanted in (("#0000ff", (0, 0, 255)), ("white", (255, 255, 255))):
+        run = tmp_path / f"run-{colour}"
+        done = call(*words, "--out", run, "--background", colour)
+        assert done.status == 0, done.err
+        line = json.loads((run / "shards/00000.jsonl").read_bytes())
+        (uri,) = [p["image_url"]["url"] for p in line["body"]["messages"][-1]["content"] if p["type"] == "image_url"]
+        pixel = Image.open(io.BytesIO(base64.b64decode(uri.partition(",")[2]))).getpixel((20, 20))
+        assert all(abs(got - want) <= 3 for got, want in zip(pixel, wanted, strict=True))  # type: ignore[arg-type]
+
+
+def test_build_hint_names_the_flag_that_converts(tmp_path: Path) -> None:
+    """Where a provider does not take a type, the hint says how to send it all the same."""
+    from PIL import Image
+
+    Image.new("RGB", (40, 40)).save(tmp_path / "a.tif")
+    words = ("build", tmp_path / "a.tif", "--out", tmp_path / "run", "--model", "m", "--prompt", "p")
+    assert "--convert-unsupported" in call(*words).err
+    assert call(*words, "--convert-unsupported").status == 0
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_build_told_to_stop_leaves_nothing(images: Path, tmp_path: Path, name: str) -> None:
+    """Ctrl-C and a scheduler's SIGTERM end the build with status 130, a sentence, and no half folder."""
+    import signal
+
+    # The table never ends, so the build is surely at work when the signal comes.
+    stop = f"sys.stdin = type('In', (), {{'buffer': Endless({int(getattr(signal, name))})}})()"
+    code = _ENDLESS + stop + "\nfrom vlmbatch.cli import main; main(sys.argv[1:])"
+    words = ["build", "-", "--image-base-path", str(images), "--out", str(tmp_path / "deep/run"), "--model", "m"]
+    done = _python(code, [*words, "--prompt", "p", "--json"])
+    assert done.returncode == 130, done.stderr
+    assert "interrupted" in done.stderr
+    assert json.loads(done.stdout)["exit_code"] == 130
+    assert sorted(os.listdir(tmp_path)) == ["images"]
+
+
+_ENDLESS = """
+import os, sys
+class Endless:
+    def __init__(self, number):
+        self.number, self.reads = number, 0
+    def read(self, size):
+        self.reads += 1
+        if self.reads == 3:
+            os.kill(os.getpid(), self.number)
+        line = b'{"image_path": "0.png"}\\n'
+        return line * (size // len(line) // 500)
+    def close(self):
+        pass
+"""
+
+
+def _python(code: str, words: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code, *words], capture_output=True, text=True, check=False, timeout=120
+    )
+
+
+def _elsewhere(words: list[str], *, before: str) -> subprocess.CompletedProcess[str]:
+    """Run the command line in a shell of its own, after a shell command."""
+    script = f'{before}; exec "$@"'
+    whole = ["sh", "-c", script, "sh", sys.executable, "-m", "vlmbatch", *words]
+    return subprocess.run(whole, capture_output=True, text=True, check=False, timeout=120)

@@ -7,6 +7,7 @@ output of ``--json``.
 from __future__ import annotations
 
 import json
+import os
 import re
 from functools import cache
 from pathlib import Path
@@ -151,7 +152,7 @@ def documents(folder: Path | str) -> Iterator[tuple[str, Any, str]]:
     """
     for path, name, is_appended in _files(Path(folder)):
         data = path.read_bytes()
-        where = path.relative_to(folder).as_posix()
+        where = os.path.relpath(path, folder)
         lines = data.split(b"\n") if path.suffix == ".jsonl" else [data]
         for number, line in enumerate(lines, start=1):
             value = _parse(line, is_appended=is_appended) if line.strip() else None
@@ -162,6 +163,9 @@ def documents(folder: Path | str) -> Iterator[tuple[str, Any, str]]:
 def _files(folder: Path) -> Iterator[tuple[Path, str, bool]]:
     """Yield the files that have a schema: path, name of the schema, whether a line may be torn."""
     whole = {"run.json": "run", "summary.json": "summary", "REDACTED.json": "redacted"}
+    uploads = folder.with_name(f"{folder.name}.uploads.jsonl")
+    if uploads.exists():
+        yield uploads, "upload", True
     frozen = {"manifest.jsonl": "manifest", "rejected.jsonl": "rejected", "merged.jsonl": "record"}
     appended = {"estimates.jsonl": "estimate", "batches.jsonl": "batch"}
     for path in sorted(folder.iterdir()):
@@ -169,6 +173,8 @@ def _files(folder: Path) -> Iterator[tuple[Path, str, bool]]:
             yield path, appended[path.name], True
         elif path.name in whole or path.name in frozen:
             yield path, {**whole, **frozen}[path.name], False
+        elif path.name.endswith(".summary.json"):
+            yield path, "summary", False
         elif path.name.startswith("progress") and path.suffix == ".json":
             yield path, "progress", False
     for path in sorted((folder / "results").glob("*.jsonl")):

@@ -14,6 +14,7 @@ from jsonschema import Draft202012Validator
 
 from tests.contract import schemas, written
 from vlmbatch import records
+from vlmbatch.batch.carrier import UPLOAD_SCHEMA
 from vlmbatch.stages.archive.redacting import REDACTED_SCHEMA
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,7 +40,7 @@ SHAPES: dict[str, tuple[type, str]] = {
 
 def _ids() -> set[str]:
     ids = {value for name, value in vars(records).items() if name.endswith("_SCHEMA")}
-    return ids | {REDACTED_SCHEMA}
+    return ids | {REDACTED_SCHEMA, UPLOAD_SCHEMA}
 
 
 # --- the schemas themselves ----------------------------------------------------------------------------------
@@ -162,7 +163,6 @@ def test_statuses_and_channels_are_those_of_the_code() -> None:
 # --- what is written -----------------------------------------------------------------------------------------
 
 UNSEEN = {
-    "/$defs/image/properties/file_id": "images that were uploaded beforehand instead of being inlined",
     "attempt/properties/response_base64": "an answer in no encoding; tests/unit/test_realtime_parts.py",
     "attempt/properties/session/properties/server_version": "told by servers that the rehearsal does not play",
 }

@@ -1,33 +1,39 @@
 """The official SDKs as judges: every body that build can freeze fits their request types, every sample their responses.
 
-The SDKs (group ``oracles`` of pyproject.toml) are needed by these tests alone; nothing is sent anywhere.
+The SDKs (group ``oracles`` of pyproject.toml) are needed by these tests alone; nothing leaves this machine.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterable, Mapping
+from base64 import b64encode
+from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
 from functools import cache
+from io import BytesIO
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, NotRequired, Required, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, NotRequired, Required, Union, cast, get_args, get_origin
 
 import anthropic.types as anthropic_types
 import pytest
+from anthropic import Anthropic
 from anthropic._constants import ANTHROPIC_API_VERSION
 from anthropic.types import message_create_params
 from anthropic.types.messages import MessageBatchIndividualResponse
 from anthropic.types.stop_reason import StopReason
+from google import genai
 from google.genai import models as genai_models
 from google.genai import types as genai_types
+from openai import OpenAI
 from openai._types import SequenceNotStr
 from openai.types import responses as openai_responses
 from openai.types.chat import ChatCompletion, completion_create_params
 from openai.types.responses import response_create_params
 from openai.types.shared import ErrorObject
 from openai.types.shared.reasoning_effort import ReasoningEffort
+from PIL import Image
 from pydantic import TypeAdapter, ValidationError
 from typing_extensions import get_type_hints, is_typeddict
 
@@ -35,6 +41,7 @@ from vlmbatch import jsonl, providers
 from vlmbatch.providers import anthropic, gemini, openai, openai_families
 from vlmbatch.providers import openai_responses as responses
 from vlmbatch.providers.base import Ask, ImagePart, Part
+from vlmbatch.rehearsal.server import serve
 
 WIRE = {path.stem: json.loads(path.read_text()) for path in sorted((Path(__file__).parents[1] / "data/wire").iterdir())}
 
@@ -359,6 +366,67 @@ def test_batch_line_holds_an_answer_of_the_sdk_response_type(name: str) -> None:
         return
     kind = openai_responses.Response if name.endswith("responses") else ChatCompletion
     assert not kind.model_validate(payload["response"]["body"]).model_extra
+
+
+# --- the SDKs as clients of the rehearsal --------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def rehearsal() -> Iterator[str]:
+    """A running rehearsal provider: its address."""
+    with serve() as server:
+        yield server.base_url
+
+
+@cache
+def picture() -> bytes:
+    """Return a PNG whose base64 text has both characters that the URL-safe alphabet replaces."""
+    for shade in range(256):
+        file = BytesIO()
+        Image.new("RGB", (8, 8), (shade, 17, 40)).save(file, "PNG")
+        if {"+", "/"} <= set(b64encode(file.getvalue()).decode()):
+            return file.getvalue()
+    raise AssertionError
+
+
+def asked_about_picture(name: str, url: str = "", model: str = "m") -> dict[str, Any]:
+    """Return a frozen body about one picture, made by our adapter."""
+    image = ImagePart("image/png", base64=b64encode(picture()).decode())
+    return cast(
+        "dict[str, Any]", frozen(providers.get(name, url).body(Ask(model, system="Be brief."), [image, "What?"]))
+    )
+
+
+def test_openai_client_and_rehearsal_understand_each_other(rehearsal: str) -> None:
+    """The SDK sends our frozen bodies, and its strict response types take the rehearsal's answers."""
+    address = f"{rehearsal}/v1"
+    with OpenAI(base_url=address, api_key="x", max_retries=0, _strict_response_validation=True) as client:
+        chat = client.chat.completions.create(**asked_about_picture("openai"))
+        response = client.responses.create(**asked_about_picture("openai", "/v1/responses"))
+    assert "PNG of 8 x 8" in (chat.choices[0].message.content or "")
+    assert "PNG of 8 x 8" in response.output_text
+
+
+def test_anthropic_client_and_rehearsal_understand_each_other(rehearsal: str) -> None:
+    """The SDK sends our frozen body, and its strict response type takes the rehearsal's answer."""
+    body = asked_about_picture("anthropic", model="claude-opus-5")
+    with Anthropic(base_url=rehearsal, api_key="x", max_retries=0, _strict_response_validation=True) as client:
+        message = client.messages.create(**body)
+    assert isinstance(message.content[0], anthropic_types.TextBlock)
+    assert "PNG of 8 x 8" in message.content[0].text
+
+
+def test_gemini_client_and_rehearsal_understand_each_other(rehearsal: str) -> None:
+    """The SDK spells a part's type in snake_case and its bytes in the URL-safe alphabet: the endpoint takes both."""
+    body = asked_about_picture("gemini")
+    config = {**body["generationConfig"], "systemInstruction": body["systemInstruction"]}
+    options = genai_types.HttpOptions(base_url=rehearsal, api_version="v1beta")
+    client = genai.Client(api_key="x", http_options=options)
+    answer = client.models.generate_content(
+        model="m", contents=body["contents"], config=genai_types.GenerateContentConfig.model_validate(config)
+    )
+    client.close()
+    assert "PNG of 8 x 8" in (answer.text or "")
 
 
 # --- closed lists --------------------------------------------------------------------------------------------

@@ -73,10 +73,10 @@ class Written:
         self.told.append(done.json())
         return done
 
-    def build(self, name: str, *words: object) -> Path:
+    def build(self, name: str, *words: object, env: Mapping[str, str] | None = None) -> Path:
         """Build a run."""
         self.runs.append(self.place / name)
-        self.call("build", *words, "--out", self.runs[-1])
+        self.call("build", *words, "--out", self.runs[-1], env=env)
         return self.runs[-1]
 
 
@@ -176,6 +176,18 @@ def converted(place: Path) -> Written:
     return made
 
 
+def carried(place: Path) -> Written:
+    """Images that the provider's file store carries."""
+    made = Written(place)
+    words = ("--provider", "anthropic", "--model", "claude-sonnet-5", "--prompt", "What?", "--carrier", "provider-file")
+    with serve() as server:
+        to = ("--base-url", server.base_url, "--api-key-env", "KEY")
+        run = made.build("run", samples(place) / "charts", *words, *to, env=_KEY)
+        made.call("run", run, *to, env=_KEY)
+    made.call("collect", run, "--write", run / "all.jsonl")
+    return made
+
+
 def refused(place: Path) -> Written:
     """Every kind of failure: wrong words, no run, damage, a provider that refuses, a check that does not hold."""
     made = Written(place)
@@ -200,4 +212,4 @@ def refused(place: Path) -> Written:
     return made
 
 
-SCENARIOS = {one.__name__: one for one in (rehearsed, sent, piped, batched, converted, refused)}
+SCENARIOS = {one.__name__: one for one in (rehearsed, sent, piped, batched, converted, carried, refused)}

@@ -2,7 +2,7 @@
 
 A page of docs/reference is written by hand but for what stands between ``<!-- generated: NAME -->`` and
 ``<!-- end -->``. That is made here, from the schemas, from the command line's own declarations and from the provider
-adapters; a test fails when a page is not what this would make of it.
+adapters; a test fails when a page is not what this would make of it. The schemas themselves are copied to docs/schemas.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from pathlib import Path
 
 from tests.docs import commands, shapes, tongues
 
-PAGES = Path(__file__).resolve().parents[2] / "docs" / "reference"
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = ROOT / "docs" / "reference"
 BLOCKS = {**shapes.BLOCKS, **commands.BLOCKS, **tongues.BLOCKS}
 _BLOCK = re.compile(r"(<!-- generated: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -29,14 +30,18 @@ def names(text: str) -> list[str]:
 
 
 def main() -> int:
-    """Write every page that is not current; return the exit status."""
+    """Write every page and copy that is not current, and say which; return the exit status."""
+    for schema in sorted((ROOT / "vlmbatch" / "data" / "schemas").glob("*.json")):
+        _write(ROOT / "docs" / "schemas" / schema.name, schema.read_text(encoding="utf-8"))
     for page in sorted(PAGES.glob("*.md")):
-        old = page.read_text(encoding="utf-8")
-        new = filled(old)
-        if new != old:
-            page.write_text(new, encoding="utf-8")
-            sys.stdout.write(f"{page.name}\n")
+        _write(page, filled(page.read_text(encoding="utf-8")))
     return 0
+
+
+def _write(path: Path, text: str) -> None:
+    if not path.exists() or path.read_text(encoding="utf-8") != text:
+        path.write_text(text, encoding="utf-8")
+        sys.stdout.write(f"{path.relative_to(ROOT)}\n")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,10 @@ from tests.contract.schemas import load
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-FILES = ("run", "manifest", "rejected", "estimate", "attempt", "batch", "progress", "record", "summary", "redacted")
+FILES = (
+    *("run", "manifest", "rejected", "upload", "estimate", "attempt", "batch", "progress"),
+    *("record", "summary", "redacted"),
+)
 """The schemas of files, in the order in which a run meets them."""
 
 _FILES_PAGE = "files.md"

@@ -15,7 +15,10 @@ _MODEL = "MODEL"
 
 def at_a_glance() -> str:
     """Return who each provider is: address, key, endpoint, and how a shard is cut."""
-    rows = ["| `--provider` | own address | key variable | endpoint | a shard holds at most |", "| --- | --- | --- | --- | --- |"]
+    rows = [
+        "| `--provider` | own address | key variable | endpoint | a shard holds at most |",
+        "| --- | --- | --- | --- | --- |",
+    ]
     for name in providers.names():
         provider = providers.get(name)
         size, requests = provider.shard_limits(_MODEL)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import shutil
@@ -12,10 +13,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
 from tests.pictures import jpeg, png
 from vlmbatch.errors import InputError, IntegrityError
+from vlmbatch.images import ImagePolicy, decode
 from vlmbatch.rundir import LineReader, RunDir
+from vlmbatch.stages import press
 from vlmbatch.stages.build import build
 from vlmbatch.stages.plan import BuildOptions
 
@@ -78,7 +82,7 @@ def test_build_twice_in_two_places_gives_the_same_bytes(tmp_path: Path) -> None:
     first = _folder(tmp_path / "a" / "in", 9)
     second = tmp_path / "elsewhere" / "in"
     second.mkdir(parents=True)
-    for name in reversed(sorted(os.listdir(first))):  # another order of creation, other times
+    for name in sorted(os.listdir(first), reverse=True):  # another order of creation, other times
         shutil.copyfile(first / name, second / name)
     one = _build(first, tmp_path / "a" / "run", workers=1)
     two = _build(second, tmp_path / "elsewhere" / "run", workers=3)
@@ -171,10 +175,14 @@ def test_build_two_prompts_share_no_id(tmp_path: Path) -> None:
     one = {e.custom_id for e in _build(source, tmp_path / "one").iter_entries()}
     two = {e.custom_id for e in _build(source, tmp_path / "two", prompt="what else?").iter_entries()}
     three = {e.custom_id for e in _build(source, tmp_path / "three", max_tokens=9).iter_entries()}
-    assert not (one & two or one & three or two & three)
+    assert len(one | two | three) == len(one) + len(two) + len(three)
 
 
-@given(sizes=st.lists(st.integers(1, 40), min_size=1, max_size=12), max_bytes=st.integers(900, 6000), most=st.integers(1, 5))
+@given(
+    sizes=st.lists(st.integers(1, 40), min_size=1, max_size=12),
+    max_bytes=st.integers(900, 6000),
+    most=st.integers(1, 5),
+)
 @settings(max_examples=15)
 def test_shards_lose_repeat_and_reorder_nothing(
     tmp_path_factory: pytest.TempPathFactory, sizes: list[int], max_bytes: int, most: int
@@ -216,3 +224,154 @@ def test_build_real_photographs_in_two_places(tmp_path: Path, photos: Path) -> N
     assert one.fingerprint == two.fingerprint
     for entry in one.iter_entries():
         assert hashlib.sha256((source / entry.images[0]["path"]).read_bytes()).hexdigest() == entry.images[0]["sha256"]
+
+
+# --- what hostile names, values and disks do -----------------------------------------------------------------
+
+ODD_NAMES = (b"a\nb.txt", b"a\\b.txt", b"\xff.txt", "a\u2028b.txt".encode(), b"x" * 200, b"a\x1b[31m.txt")
+
+
+@pytest.mark.parametrize("name", ODD_NAMES)
+def test_build_prompt_file_of_an_odd_name_still_passes_sha256sum(tmp_path: Path, name: bytes) -> None:
+    """A name that a checksum file cannot hold gives way to its role; the bytes are the file's all the same."""
+    odd = os.path.join(os.fsencode(tmp_path), name)
+    with open(odd, "wb") as file:
+        file.write(b"what?")
+    run = _build(_folder(tmp_path / "in", 1), tmp_path / "run", prompt=None, prompt_file=os.fsdecode(odd))
+    done = subprocess.run(["sha256sum", "-c", "--strict", "SHA256SUMS"], cwd=run.path, check=False)
+    assert done.returncode == 0
+    run.verify()
+    assert (tmp_path / "run/inputs/prompt").read_bytes() == b"what?"
+
+
+def test_build_files_of_one_name_are_kept_apart(tmp_path: Path) -> None:
+    """Prompt, system prompt and schema may have one name, and a file may be called as another's way out would be."""
+    files = {"prompt_file": b"p", "system_file": b"s", "json_schema": b'{"type":"object"}', "extra_body": b"{}"}
+    names = {"prompt_file": "a", "system_file": "schema-A", "json_schema": "A", "extra_body": "extra_body-a"}
+    for option, data in files.items():
+        (tmp_path / option).mkdir()
+        (tmp_path / option / names[option]).write_bytes(data)
+    paths = {option: str(tmp_path / option / name) for option, name in names.items()}
+    run = _build(_folder(tmp_path / "in", 1), tmp_path / "run", prompt=None, **paths)
+    kept = sorted(path.read_bytes() for path in (tmp_path / "run/inputs").iterdir())
+    assert kept == sorted(files.values())
+    assert len({path.name.lower() for path in (tmp_path / "run/inputs").iterdir()}) == len(files)
+    run.verify()
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b'{"seed":123456789012345678901234567890}', "more than 64 bits"),
+        (b'{"seed":1e999}', "inf is no number"),
+        (b'{"stop":"\\ud800"}', "half a character"),
+        (b'{"seed":1,"seed":2}', "stands twice"),
+        (b'{"a":' + b"[" * 400 + b"]" * 400 + b"}", "levels deep"),
+        (b"[1]", "a file is a JSON object"),
+        (b'{"a":NaN}', "NaN is not JSON"),
+        (b"\xff", "not UTF-8"),
+    ],
+)
+@pytest.mark.parametrize("option", ["extra_body", "json_schema"])
+def test_build_json_that_would_change_on_the_way_is_refused(
+    tmp_path: Path, option: str, body: bytes, said: str
+) -> None:
+    """What goes into a body goes in as it was written, or the build says why it cannot."""
+    (tmp_path / "f.json").write_bytes(body)
+    with pytest.raises(InputError, match=said):
+        _build(_folder(tmp_path / "in", 1), tmp_path / "run", **{option: str(tmp_path / "f.json")})
+    assert not (tmp_path / "run").exists()
+
+
+def test_build_whole_numbers_of_64_bits_stay_whole(tmp_path: Path) -> None:
+    """The largest integers that a body can hold come out to the digit."""
+    (tmp_path / "f.json").write_text(f'{{"seed":{2**64 - 1},"logit_bias":{{"1":{-(2**63)}}}}}')
+    _build(_folder(tmp_path / "in", 1), tmp_path / "run", extra_body=str(tmp_path / "f.json"))
+    line = (tmp_path / "run/shards/00000.jsonl").read_text()
+    assert f'"seed":{2**64 - 1}' in line
+    assert f'"1":{-(2**63)}' in line
+
+
+def test_build_duplicates_are_counted_alike_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counting in parts, as long runs do, finds the same number."""
+    source = _folder(tmp_path / "in", 6)
+    for number in range(4):
+        shutil.copyfile(source / f"00{number}.{'png' if number % 2 else 'jpg'}", source / f"copy{number}")
+    monkeypatch.setattr(press, "_PART", 3)
+    assert _build(source, tmp_path / "run").info["counts"]["duplicate_images"] == 4
+
+
+def test_build_names_what_a_killed_build_left(tmp_path: Path) -> None:
+    """The draft of a build that was killed is named, and left alone: it may belong to one that goes on."""
+    left = tmp_path / ".run.0123abcd.building"
+    left.mkdir()
+    (tmp_path / ".run2.0123abcd.building").mkdir()
+    options = BuildOptions(sources=(str(_folder(tmp_path / "in")),), out=str(tmp_path / "run"), model="m", prompt="p")
+    (warning,) = (said for said in build(options).warnings if "building" in said)
+    assert left.name in warning
+    assert "run2" not in warning
+    assert left.is_dir()
+
+
+def test_build_file_larger_than_any_picture_is_not_read(tmp_path: Path) -> None:
+    """A disk image in the folder is one bad input, not all of the memory."""
+    source = _folder(tmp_path / "in", 1)
+    with open(source / "disk.img", "wb") as file:
+        file.truncate(1 << 40)
+    run = _build(source, tmp_path / "run", skip_bad=True)
+    (rejected,) = (json.loads(line) for line in (tmp_path / "run/rejected.jsonl").read_text().splitlines())
+    assert (rejected["path"], rejected["reason"]["code"]) == ("disk.img", "unreadable")
+    assert run.requests == 1
+
+
+def _warnings(tmp_path: Path, data: bytes, name: str, **policy: object) -> str:
+    (tmp_path / name).write_bytes(data)
+    options = BuildOptions(
+        sources=(str(tmp_path / name),),
+        out=str(tmp_path / "run"),
+        model="m",
+        prompt="p",
+        image_policy=ImagePolicy(**policy),  # type: ignore[arg-type]
+    )
+    return "\n".join(build(options).warnings)
+
+
+def test_build_tells_of_frames_left_behind(tmp_path: Path) -> None:
+    """An animation of which one frame is sent is told as that."""
+    frames = [Image.new("RGB", (40, 40), colour) for colour in ("red", "blue")]
+    made = io.BytesIO()
+    frames[0].save(made, "PNG", save_all=True, append_images=frames[1:])
+    told = _warnings(tmp_path, made.getvalue(), "a.png", convert_unsupported=True)
+    assert "1 image(s) have several frames or pages, of which the first alone is sent" in told
+
+
+def test_build_tells_of_a_second_picture_and_its_position(tmp_path: Path) -> None:
+    """A position that only the second picture of an MPO holds leaves with it, so it is told; stripped, it is not."""
+    gps = Image.Exif()
+    gps.get_ifd(0x8825).update({1: "N", 2: (48.0, 51.0, 7.0), 3: "E", 4: (2.0, 17.0, 3.0)})
+    picture = Image.new("RGB", (40, 40), "red")
+    plain, second, both = io.BytesIO(), io.BytesIO(), io.BytesIO()
+    picture.save(plain, "JPEG")
+    picture.save(second, "JPEG", exif=gps)
+    told = _warnings(tmp_path, plain.getvalue() + second.getvalue(), "a.jpg")
+    assert "1 image(s) carry a GPS position" in told
+    shutil.rmtree(tmp_path / "run")
+    assert "GPS" not in _warnings(tmp_path, plain.getvalue() + second.getvalue(), "a.jpg", strip_metadata=True)
+    assert b"GPS" not in (tmp_path / "run/shards/00000.jsonl").read_bytes()
+    shutil.rmtree(tmp_path / "run")
+    picture.save(both, "MPO", save_all=True, append_images=[picture.rotate(90)])
+    assert "hold a second picture behind the first" in _warnings(tmp_path, both.getvalue(), "b.jpg")
+
+
+def test_build_tells_of_a_turn_by_xmp_alone(tmp_path: Path) -> None:
+    """An orientation that stands in XMP alone is told: decoders differ over it."""
+    made = io.BytesIO()
+    xmp = b'<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:Description tiff:Orientation="6"/></x:xmpmeta>'
+    Image.new("RGB", (40, 40), "red").save(made, "JPEG", xmp=xmp)
+    assert "turned by their XMP alone" in _warnings(tmp_path, made.getvalue(), "a.jpg")
+
+
+def test_build_tells_of_pixels_that_nothing_here_decodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a decoder is missing, that only the container was checked is told."""
+    monkeypatch.setattr(decode, "can_decode", lambda _type: False)
+    assert "checked by their container alone" in _warnings(tmp_path, png(40, 40), "a.png")

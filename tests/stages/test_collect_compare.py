@@ -59,7 +59,20 @@ def test_compare_json_answers_by_value_and_by_field(tmp_path: Path) -> None:
     two = _run(tmp_path / "two", {"a": completion('{"l":[1],"k":1}'), "b": completion('{"k": 2, "l": 2}')})
     (told,) = _compare(one, two, expect_json=True)
     assert told["agreement"]["equal"] == 1
-    assert told["fields"] == {"k": {"both": 2, "equal": 1, "rate": 0.5}, "l": {"both": 2, "equal": 2, "rate": 1.0}}
+    whole = {"filled_here": 1.0, "filled_there": 1.0}
+    assert told["fields"] == {
+        "k": {"both": 2, "equal": 1, "rate": 0.5, **whole},
+        "l": {"both": 2, "equal": 2, "rate": 1.0, **whole},
+    }
+
+
+def test_compare_tells_how_often_each_side_fills_a_field(tmp_path: Path) -> None:
+    """A teacher that leaves a field empty, or out, shows beside one that fills it."""
+    one = _run(tmp_path / "one", {"a": completion('{"k": ""}'), "b": completion('{"k": "x"}')})
+    two = _run(tmp_path / "two", {"a": completion('{"k": "x", "l": 0}'), "b": completion('{"k": "x"}')})
+    (told,) = _compare(one, two, expect_json=True)
+    filled = {name: (field["filled_here"], field["filled_there"]) for name, field in told["fields"].items()}
+    assert filled == {"k": (0.5, 1.0), "l": (0.0, 0.5)}
 
 
 def test_compare_several_questions_on_one_image_are_told_apart_by_row(tmp_path: Path) -> None:

@@ -447,7 +447,7 @@ def test_key_is_written_nowhere(tmp_path: Path, capfd: pytest.CaptureFixture[str
     run_dir = make_run(tmp_path / "run", 30)
     echo = {"status": 400, "body": {"error": {"message": f"bad key {KEY}", "code": "x"}}}
     with faulty({"steps": [echo], "only_row": 3, "others": {"body_text": f'{{"echo": "{KEY}"}}'}}) as server:
-        send(run_dir, server, policy=Policy(max_tries=2, base_s=0.01))
+        send(run_dir, server, policy=Policy(max_tries=2, base_s=0.01, patience_s=0.1))
         assert server.seen[0].headers["authorization"] == f"Bearer {KEY}"
     refusal = {"status": 401, "body": {"error": {"message": f"bad key {KEY}", "code": "invalid_api_key"}}}
     with faulty({"steps": [refusal]}) as server, pytest.raises(RefusedError) as caught:

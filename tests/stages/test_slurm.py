@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pickle
-import shutil
 import subprocess
 import sys
 import time
@@ -16,6 +14,7 @@ import pytest
 
 from tests.faults import FaultServer, faulty
 from tests.sendable import attempts_of, make_run, row_id
+from tests.slurm.finding import cluster
 from vlmbatch import slurm
 from vlmbatch.api.run import Run
 from vlmbatch.errors import InputError, IntegrityError
@@ -29,23 +28,9 @@ if TYPE_CHECKING:
 
     from vlmbatch.rundir import RunDir
 
-HOME = Path(os.environ.get("SLURM_TEST_HOME", "/tmp/vlmbatch-test-slurm"))
-ROOT = Path(__file__).resolve().parents[2]
+__all__ = ["cluster"]  # the fixture
+
 SLOW = {"steps": [{"status": 200, "body": "ok", "delay_s": 0.1}]}
-
-
-@pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let sbatch find a SLURM, or skip."""
-    if "SLURM_CONF" not in os.environ and (HOME / "slurm.conf").exists():
-        monkeypatch.setenv("SLURM_CONF", str(HOME / "slurm.conf"))
-    if shutil.which("sinfo") is None:
-        pytest.skip("no SLURM here: bash tests/slurm/cluster.sh up")
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        if subprocess.run(["sinfo"], capture_output=True, timeout=10, check=False).returncode == 0:
-            monkeypatch.setenv("PYTHONPATH", str(ROOT))
-            return
-    pytest.skip("no SLURM answers: bash tests/slurm/cluster.sh up")
 
 
 def job(run: RunDir, server: FaultServer | None = None, *, tasks: int = 2, **more: Any) -> Job:
@@ -289,3 +274,21 @@ def test_settings_reach_sbatch() -> None:
     }
     plain = slurm._parameters(SlurmOptions(tasks=1))
     assert not {"partition", "account", "gpus_per_node", "cpus_per_task"} & set(plain)
+
+
+def test_jobs_that_queue_jobs_hand_nothing_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inside a job its own settings are hidden from sbatch, but not where SLURM is; outside nothing is hidden."""
+    import submitit
+    import submitit.helpers
+
+    monkeypatch.setenv("SLURM_CONF", "/etc/other.conf")
+    monkeypatch.setenv("SBATCH_ACCOUNT", "mine")
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "7")
+    names = ("SLURM_CONF", "SBATCH_ACCOUNT", "SLURM_CPUS_PER_TASK")
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    with slurm._as_from_outside(submitit):
+        assert [os.environ.get(name) for name in names] == ["/etc/other.conf", "mine", "7"]
+    monkeypatch.setenv("SLURM_JOB_ID", "1")
+    with slurm._as_from_outside(submitit):
+        assert [os.environ.get(name) for name in names] == ["/etc/other.conf", None, None]
+    assert [os.environ.get(name) for name in names] == ["/etc/other.conf", "mine", "7"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -338,3 +339,33 @@ def test_items_and_rejections_add_up_to_the_rows(tmp_path_factory: pytest.TempPa
     rows = [(at, line) for at, line in enumerate([b'{"image": "a.jpg"}', *lines], start=1) if line]
     assert [(one.source_line, isinstance(one, Item)) for one in made] == [(at, b"a.jpg" in line) for at, line in rows]
     assert Path(folder).is_dir()
+
+
+@pytest.mark.parametrize("name", ["t.json", "t.jsonl"])
+def test_long_string_of_escapes_costs_a_few_times_its_size(tmp_path: Path, name: str) -> None:
+    """A field of a megabyte of escapes and brackets is read in memory of its own order, not hundreds of times more."""
+    (tmp_path / "a.jpg").write_bytes(b"x")
+    row = b'{"image":"a.jpg","pad":"' + b"[\\n" * 500_000 + b'"}'
+    (tmp_path / name).write_bytes(b"[" + row + b"]" if name.endswith("json") else row)
+    options = SourceOptions(image_fields=("image",), prompt="what?")
+    tracemalloc.start()
+    try:
+        (item,) = open_source([str(tmp_path / name)], options)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert isinstance(item, Item)
+    assert item.row == row
+    assert peak < 12 * len(row)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [({"delimiter": ";"}, "CSV and TSV"), ({"follow_links": True}, "--follow-links speaks of folders")],
+)
+def test_options_that_no_table_heeds_are_refused(tmp_path: Path, options: dict[str, Any], said: str) -> None:
+    """An option that would do nothing is a misunderstanding."""
+    (tmp_path / "t.jsonl").write_bytes(b'{"image": "a.jpg"}')
+    with pytest.raises(InputError) as caught:
+        open_source([str(tmp_path / "t.jsonl")], SourceOptions(prompt="what?", **options))
+    assert said in str(caught.value.problems[0])

@@ -170,3 +170,9 @@ def test_value_of_keeps_types_and_gives_null_for_nothing(source: str, value: Any
     """An expression alone keeps its value; text around it makes text; what needs a missing value is null."""
     values = {"n": 18528528433540659662, "d": {"a": [1, None]}, "null": None, "t": "x"}
     assert value_of(source, without_null(values, "")) == value
+
+
+def test_template_that_wants_more_than_all_memory_refuses_the_row() -> None:
+    """A text of a hundred terabytes is that row's fault, not the program's."""
+    with pytest.raises(RowError, match="MemoryError"):
+        _parts("{{ 'x' * n }}", {"n": 10**14})

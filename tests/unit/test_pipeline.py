@@ -200,6 +200,13 @@ def test_all_faults_are_told_at_once() -> None:
         ("", "fault"),
         ("\x00", "not YAML"),
         ("a: 2024-13-45\n", "not YAML"),
+        ("a: 2024-12-24\n", "put it in quotes"),
+        ("a: 2024-12-24 10:00:00\n", "put it in quotes"),
+        ("a: !!binary aGk=\n", "put it in quotes"),
+        ("a: !!set {b: null}\n", "put it in quotes"),
+        ("a: 123456789012345678901\n", "more than 64 bits"),
+        ('a: "\\ud800"\n', "half a character"),
+        ("a: .inf\n", "inf is no number"),
         ("[" * 3000, "not YAML|line"),
         (
             "&a a: " + "\n".join(f"b{n}: &b{n} [{', '.join([f'*b{n - 1}' if n else '1'] * 9)}]" for n in range(9)),
@@ -209,7 +216,7 @@ def test_all_faults_are_told_at_once() -> None:
     ],
 )
 def test_text_that_is_no_strict_yaml_is_refused(text: str, said: str) -> None:
-    """Broken YAML, double keys, tags, loops of aliases, bombs and keys that are no text."""
+    """Broken YAML, double keys, tags, loops of aliases, bombs, keys that are no text, values that JSON lacks."""
     with pytest.raises(InputError) as caught:
         parse_pipeline(text.encode(), "p.yaml", "/f")
     everything = " ".join([str(caught.value), *map(str, caught.value.problems)])
@@ -478,9 +485,10 @@ def test_pipeline_datasets_that_cannot_be_read_are_all_named(place: Path) -> Non
     """Paths, and the folder of the images."""
     datasets = [{"path": "none", "type": "loadable"}, {"path": "images", "type": "JSONL"}]
     datasets.append({"path": "t.jsonl", "type": "loadable", "image_base_path": "nowhere"})
+    datasets.append({"path": "a\0b", "type": "loadable"})
     with pytest.raises(InputError) as caught:
         _read(place, _set(_example(), "loading_params.datasets", datasets))
-    assert len(caught.value.problems) == 3
+    assert len(caught.value.problems) == 4
 
 
 @pytest.mark.parametrize(

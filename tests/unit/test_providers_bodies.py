@@ -239,6 +239,8 @@ def test_limit_left_out_is_none_but_required_by_one() -> None:
         (("openai", ""), "gpt-5.6-terra", "none", True),
         (("openai", ""), "gpt-6-astra", "none", False),
         (("openai", ""), "o3", None, False),
+        (("openai", ""), "ft:o4-mini-2025-04-16:org::id", None, False),
+        (("compatible", ""), "openai/gpt-5:nitro", None, False),
         (RESPONSES, "gpt-5.5", None, False),
         (RESPONSES, "gpt-4.1", None, True),
         (("compatible", ""), "openai/gpt-5", None, False),
@@ -248,6 +250,9 @@ def test_limit_left_out_is_none_but_required_by_one() -> None:
         (("anthropic", ""), "claude-3-5-sonnet-20241022", None, True),
         (("anthropic", ""), "claude-sonnet-4-20250514", None, True),
         (("anthropic", ""), "claude-opus-4-7", None, False),
+        (("anthropic", ""), "anthropic/claude-opus-4.7", None, False),
+        (("anthropic", ""), "anthropic/claude-sonnet-4.5", None, True),
+        (("anthropic", ""), "us.anthropic.claude-sonnet-4-5-20250929-v1:0", None, True),
         (("anthropic", ""), "claude-sonnet-5-5", None, False),
         (("anthropic", ""), "an-unknown-one", None, False),
         (("anthropic", ""), "test-claude-1", None, False),
@@ -262,6 +267,46 @@ def test_temperature_is_left_out_with_a_warning_where_the_model_refuses_it(
     assert ({"temperature", "top_p"} <= set(provider.params(ask))) is is_sent
     warnings = " ".join(provider.check_ask(ask)[1])
     assert ("--temperature" in warnings) is ("--top-p" in warnings) is not is_sent
+
+
+@pytest.mark.parametrize("thinking", [{"thinking_budget": 2048}, {"extra_body": {"thinking": {"type": "adaptive"}}}])
+def test_anthropic_sampling_is_left_out_while_an_older_model_thinks(thinking: dict[str, Any]) -> None:
+    """Thinking excludes a temperature, and a top_p below 0.95: the provider would answer 400 to every row."""
+    provider = providers.get("anthropic")
+    ask = Ask("claude-opus-4-5", temperature=0.0, top_p=0.9, **thinking)
+    assert not {"temperature", "top_p"} & set(provider.params(ask))
+    problems, warnings = provider.check_ask(ask)
+    assert not problems
+    assert [warning.split()[0] for warning in warnings] == ["--temperature", "--top-p"]
+    assert all("while it thinks" in warning for warning in warnings)
+    assert provider.frozen_headers(ask) == {"anthropic-version": "2026-10-21"}
+    assert provider.params(Ask("claude-opus-4-5", top_p=0.95, **thinking))["top_p"] == 0.95
+
+
+def test_anthropic_sampling_is_sent_where_thinking_is_switched_off() -> None:
+    """A budget of 0 is no thinking."""
+    provider = providers.get("anthropic")
+    assert provider.params(Ask("claude-opus-4-5", temperature=0.0, thinking_budget=0))["temperature"] == 0.0
+    extra = {"thinking": {"type": "disabled"}}
+    assert provider.params(Ask("claude-opus-4-5", temperature=0.0, extra_body=extra))["temperature"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("model", "is_refused"),
+    [
+        ("claude-3-5-sonnet-20241022", False),
+        ("claude-sonnet-4-20250514", False),
+        ("claude-opus-4-1", True),
+        ("claude-sonnet-4-5", True),
+        ("claude-opus-4-6", True),
+        ("claude-opus-4-7", False),
+    ],
+)
+def test_anthropic_temperature_and_top_p_together_are_refused_from_4_1_on(model: str, is_refused: bool) -> None:
+    """Claude 4.1 to 4.6 take one of the two; later ones take none, so that both are left out."""
+    provider = providers.get("anthropic")
+    assert refused(provider, Ask(model, temperature=0.0, top_p=0.9)) == ({"--top-p"} if is_refused else set())
+    assert refused(provider, Ask(model, temperature=0.0)) == set()
 
 
 def test_gemini_sampling_is_sent_under_its_own_names() -> None:
@@ -312,6 +357,10 @@ def test_effort_goes_where_the_provider_has_it(
         (RESPONSES, "gpt-5.6-sol", "huge"),
         (("anthropic", ""), "claude-opus-5", "none"),
         (("anthropic", ""), "claude-haiku-4-5", "low"),
+        (("anthropic", ""), "claude-sonnet-4-5", "low"),
+        (("anthropic", ""), "claude-opus-4-1", "high"),
+        (("anthropic", ""), "claude-opus-4-5", "max"),
+        (("anthropic", ""), "claude-sonnet-4-6", "xhigh"),
         (("gemini", ""), "gemini-3.8-flash", "minimal"),
         (("gemini", ""), "gemini-4-argon", "xhigh"),
         (("gemini", ""), "gemini-3.5-flash", "max"),
@@ -562,12 +611,34 @@ def test_file_id_in_chat_is_refused(name: str) -> None:
         ("anthropic", "https://h/v1", "https://h/v1/messages"),
         ("gemini", "", "https://generativelanguage.googleapis.com/v1beta/models/m:generateContent"),
         ("gemini", "https://h/v1", "https://h/v1/models/m:generateContent"),
+        ("gemini", "https://h/v1/models/m:generateContent", "https://h/v1/models/m:generateContent"),
     ],
 )
 def test_endpoint_joins_base_and_path_with_one_version(name: str, base_url: str, url: str) -> None:
     """The version segment is never doubled, and the base's own wins."""
     provider = providers.get(name)
     assert provider.endpoint(provider.url(Ask("m")), base_url) == url
+
+
+@pytest.mark.parametrize(
+    ("name", "base_url", "path", "url"),
+    [
+        ("openai", "http://h/v1/chat/completions", "/v1/models", "http://h/v1/models"),
+        ("openai", "http://h/v1/responses/", "/v1/files", "http://h/v1/files"),
+        ("openai", "http://h/openai/v1/chat/completions?a=1", "/v1/batches", "http://h/openai/v1/batches?a=1"),
+        ("anthropic", "http://h/v1/messages", "/v1/models?limit=1000", "http://h/v1/models?limit=1000"),
+        ("anthropic", "http://h/v1/messages", "/v1/messages/batches", "http://h/v1/messages/batches"),
+        (
+            "gemini",
+            "http://h/v1/models/m:generateContent",
+            "/v1beta/models?pageSize=9",
+            "http://h/v1/models?pageSize=9",
+        ),
+    ],
+)
+def test_endpoint_given_as_the_base_leads_to_the_other_paths_too(name: str, base_url: str, path: str, url: str) -> None:
+    """A pasted endpoint is a base like any other: models and batches are not looked for below it."""
+    assert providers.get(name).endpoint(path, base_url) == url
 
 
 @pytest.mark.parametrize(("name", "base_url"), [("vllm", ""), ("openai", "127.0.0.1:8000"), ("openai", "ftp://h/v1")])

@@ -142,7 +142,7 @@ AGAIN = {
     "anthropic.error-400": False,
     "anthropic.error-400-image-dimensions": False,
     "anthropic.error-401": False,
-    "anthropic.error-402": False,
+    "anthropic.error-402": True,
     "anthropic.error-403": False,
     "anthropic.error-404": False,
     "anthropic.error-413": False,
@@ -254,6 +254,27 @@ def test_wire_sample_usage_is_in_one_vocabulary() -> None:
         assert (usage["cached_tokens"] or 0) <= (usage["input_tokens"] or 0), name
         if reading.usage_raw is not None:
             assert WIRE[name]["about"]["kind"] in {"response", "output-line"}
+
+
+@pytest.mark.parametrize(
+    ("told", "output_tokens"),
+    [
+        ({"prompt_tokens": 32, "completion_tokens": 9, "total_tokens": 135, "reasoning_tokens": 94}, 103),
+        ({"prompt_tokens": 21, "completion_tokens": 0, "total_tokens": 81, "reasoning_tokens": 60}, 60),
+        ({"prompt_tokens": 32, "completion_tokens": 103, "total_tokens": 135, "reasoning_tokens": 94}, 103),
+        ({"prompt_tokens": 32, "completion_tokens": 9, "total_tokens": 200, "reasoning_tokens": 94}, 9),
+        ({"prompt_tokens": 32, "completion_tokens": 9, "reasoning_tokens": 94}, 9),
+        ({"prompt_tokens": 32, "completion_tokens": 9, "total_tokens": 41, "reasoning_tokens": 0}, 9),
+    ],
+)
+def test_chat_output_includes_reasoning_that_the_total_counts_apart(told: dict[str, int], output_tokens: int) -> None:
+    """Where input, output and reasoning make the total (xAI's figures come first), the output lacked the reasoning."""
+    usage = {**told, "completion_tokens_details": {"reasoning_tokens": told["reasoning_tokens"]}}
+    body = {"choices": [{"message": {"content": "red"}, "finish_reason": "stop"}], "usage": usage}
+    reading = providers.get("compatible").read(200, body)
+    assert reading.usage["output_tokens"] == output_tokens
+    assert reading.usage["reasoning_tokens"] == told["reasoning_tokens"]
+    assert reading.usage_raw == usage
 
 
 def test_wire_samples_are_all_read() -> None:

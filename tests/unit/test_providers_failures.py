@@ -100,6 +100,7 @@ def test_no_answer_at_all_is_a_network_error() -> None:
         ({"error": {"message": "m", "code": 429}}, 429, True),
         ({"error": {"message": "m", "code": 503}}, 503, True),
         ({"error": {"message": "m", "code": 400}}, 400, False),
+        ({"error": {"message": "m", "code": "429"}}, 429, True),
         ({"error": {"message": "m", "code": "rate_limit_exceeded"}}, 429, True),
         ({"error": {"message": "m", "code": "model_not_found"}}, 404, False),
         ({"error": {"message": "m", "type": "overloaded_error"}}, 529, True),
@@ -175,6 +176,50 @@ def test_run_ends_on_key_access_model_and_money_alone(
 ) -> None:
     """These no row can get around; anything else is the row's own trouble."""
     assert (providers.get(*pair).ends_run(status_code, body) is not None) is ends
+
+
+OUT_OF_MONEY = [
+    ("anthropic", 400, "Your credit balance is too low to access the Anthropic API. Please go to Plans & Billing."),
+    ("anthropic", 400, "You have reached your specified API usage limits. You will regain access on 2026-12-01."),
+    ("anthropic", 400, "You have reached your specified workspace API usage limits."),
+    ("gemini", 429, "Your prepayment credits are depleted. Please go to AI Studio to manage your project and billing."),
+    ("gemini", 429, "Your project has exceeded its monthly spending cap."),
+    ("compatible", 429, "Your team has either used all available credits or reached its monthly spending limit."),
+    ("compatible", 200, "Your team has either used all available credits or reached its monthly spending limit."),
+    ("compatible", 429, "Insufficient balance or no resource package. Please recharge."),
+]
+
+
+@pytest.mark.parametrize(("name", "status_code", "message"), OUT_OF_MONEY)
+def test_empty_account_told_in_words_alone_ends_the_run_and_leaves_the_row_open(
+    name: str, status_code: int, message: str
+) -> None:
+    """The code is that of a bad request or a rate limit: only the words tell, and no row is settled by them."""
+    kind = {400: "invalid_request_error", 429: "rate_limit_error"}.get(status_code)
+    body = {"type": "error", "error": {"type": kind, "message": message}}
+    provider = providers.get(name)
+    reason = provider.ends_run(status_code, body)
+    assert reason is not None
+    assert message in reason
+    error = provider.read(status_code, body).error
+    assert error is not None
+    assert error["is_retryable"] is True
+
+
+def test_empty_account_in_a_batch_line_leaves_the_row_open() -> None:
+    """Hours later in a result file the same holds: once someone has paid, the row may be sent again."""
+    fault = {"type": "error", "error": {"type": "invalid_request_error", "message": OUT_OF_MONEY[0][2]}}
+    provider = providers.get("anthropic")
+    line = provider.read_batch_line({"custom_id": "a", "result": {"type": "errored", "error": fault}})
+    error = provider.read(line.status_code, line.body).error
+    assert error is not None
+    assert (error["status_code"], error["is_retryable"]) == (400, True)
+
+
+@pytest.mark.parametrize("code", ["billing_not_active", "exceeded_current_quota_error"])
+def test_empty_account_told_by_a_code_ends_the_run(code: str) -> None:
+    """Under a rate limit's status the code alone tells that waiting is no use."""
+    assert providers.get("compatible").ends_run(429, {"error": {"message": "m", "type": code}}) is not None
 
 
 def test_good_answer_ends_no_run() -> None:
@@ -405,6 +450,11 @@ def test_adapter_reads_deeply_nested_bodies_without_raising() -> None:
         ("a</think>\nb", "b", "a"),
         ("<think>a", None, "a"),
         ("<think>\n\n</think>\n\n", None, None),
+        ("<think>a</think>\n<think>c</think>b", "b", "a\nc"),
+        ("<think></think><think>c", None, "c"),
+        ("a</think>b</think>", "b</think>", "a"),
+        ("◁think▷a◁/think▷b", "b", "a"),
+        ("◁think▷a", None, "a"),
         ("b", "b", None),
         ("see <think>a</think>", "see <think>a</think>", None),
         ("<thinking>a</thinking>b", "<thinking>a</thinking>b", None),
@@ -422,7 +472,7 @@ def test_thought_at_the_start_of_a_chat_answer_is_kept_apart(
 @given(st.text(), st.text())
 def test_thought_law_block_and_answer_come_apart_whole(thought: str, answer: str) -> None:
     """For any thought and answer, a block at the start gives back both, and the answer holds none of the thought."""
-    if "</think>" in thought or "</think>" in answer:
+    if "</think>" in thought or "</think>" in answer or answer.lstrip().startswith(("<think>", "◁think▷")):
         return
     body = {"choices": [{"message": {"content": f"<think>{thought}</think>{answer}"}, "finish_reason": "stop"}]}
     reading = providers.get("vllm").read(200, body)

@@ -104,6 +104,8 @@ SEEN: dict[str, Seen] = {
     "chat-unknown-finish": chat("red", "eos_token"),
     "chat-refusal-in-words": chat("I'm sorry, I can't."),
     "chat-insufficient-quota": failed(CHAT, 429, code="insufficient_quota"),
+    "chat-context-full": chat("red red", "model_length"),
+    "chat-no-resource": chat("re", "insufficient_system_resource"),
     "vllm-abort": chat("a red", "abort"),
     "vllm-error": chat("a red", "error"),
     "vllm-repetition": chat("red red red", "repetition"),
@@ -130,6 +132,9 @@ SEEN: dict[str, Seen] = {
     "anthropic-refusal": message("refusal", TEXT),
     "anthropic-forced-tool": message("tool_use", {"type": "tool_use", "input": {"a": 1}}),
     "anthropic-spend-limit": failed(ANTHROPIC, 429, details={"error_code": "enforced_spend_limit_reached"}),
+    "anthropic-credit-in-words": failed(
+        ANTHROPIC, 400, type="invalid_request_error", message="Your credit balance is too low to access the API."
+    ),
     "anthropic-529": failed(ANTHROPIC, 529, type="overloaded_error"),
     # Gemini
     "gemini-stop-with-text": gemini("STOP", {"text": "red"}),
@@ -145,6 +150,7 @@ SEEN: dict[str, Seen] = {
     "gemini-malformed-response": gemini("MALFORMED_RESPONSE", {"text": "re"}),
     "gemini-no-candidates": (GEMINI, 200, {"usageMetadata": {"promptTokenCount": 8}}, CAP),
     "gemini-bad-key": failed(GEMINI, 400, details=[{"reason": "API_KEY_INVALID"}]),
+    "gemini-credit-in-words": failed(GEMINI, 429, message="Your prepayment credits are depleted."),
     "gemini-quota-of-the-day": failed(GEMINI, 429, details=[{"violations": [{"quotaId": "x-PerDay-y"}]}]),
     # lines of batch files
     "batch-openai-expired": line("openai", {"response": None, "error": {"code": "batch_expired"}}),

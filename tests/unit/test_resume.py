@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.faults import completion
 from tests.sendable import make_run, row_id
-from vlmbatch import attempts, jsonl, providers, resume
+from vlmbatch import jsonl, providers, resume
 from vlmbatch.errors import InputError, IntegrityError
 from vlmbatch.records import ATTEMPT_SCHEMA, Status
 from vlmbatch.resume import Mark, Selection, Standing
@@ -279,5 +279,5 @@ def test_line_of_ours_is_not_parsed_when_it_says_answered(run: RunDir, monkeypat
     def never(*_: object) -> None:
         raise AssertionError("parsed")
 
-    monkeypatch.setattr(attempts.jsonl, "parse_object", never)
+    monkeypatch.setattr(jsonl, "parse_object", never)
     assert list(resume.read_standing(run, OPENAI, index).marks) == [Mark.ANSWERED, Mark.ANSWERED, 0, 0, 0]

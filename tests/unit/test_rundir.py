@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -15,6 +15,9 @@ from vlmbatch.freeze import custom_id
 from vlmbatch.rundir import Draft, IdIndex, Lock, RunDir
 
 _hex8 = st.text("0123456789abcdef", min_size=8, max_size=8)
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @given(st.dictionaries(st.integers(0, 3_000_000), _hex8, max_size=30), st.integers(0, 3_000_001), _hex8)
@@ -90,7 +93,28 @@ def test_lock_second_holder_is_refused(tmp_path: Path) -> None:
 def test_draft_without_publish_leaves_nothing(tmp_path: Path) -> None:
     """A build that ends early leaves neither folder nor parents."""
     target = tmp_path / "a" / "b" / "run"
-    with pytest.raises(RuntimeError), Draft(target) as draft:
-        draft.write("inputs/x", b"1")
-        raise RuntimeError
+
+    def end_early() -> None:
+        with Draft(target) as draft:
+            draft.write("inputs/x", b"1")
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        end_early()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_draft_that_cannot_be_made_whole_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the disk refuses in the middle of making it, the target is named and no part and no parent is left."""
+    monkeypatch.setattr("vlmbatch.rundir.INPUTS", "x" * 300)  # no file system takes that name
+    with pytest.raises(InputError, match="run: cannot be written"), Draft(tmp_path / "deep" / "run"):
+        raise AssertionError("unreachable")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_draft_below_a_file_is_refused_in_words(tmp_path: Path) -> None:
+    """A target whose parent is a file cannot be made."""
+    (tmp_path / "file").write_bytes(b"x")
+    with pytest.raises(InputError, match="cannot be written"), Draft(tmp_path / "file" / "run"):
+        raise AssertionError("unreachable")
+    assert (tmp_path / "file").read_bytes() == b"x"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vlmbatch import jsonl
 from vlmbatch.batch.base import label
@@ -56,13 +56,13 @@ async def adopt(work: Work) -> None:
         work.warn(f"the provider does not list its jobs ({error}): one that this folder does not know of stays unknown")
         return
     for job in [one for one in work.journal.jobs.values() if not one.batch_id and one.creating_at]:
-        batch = found.pop(tag_of(work, job).name, None)
-        if batch is not None:
-            _take_up(work, job, batch)
+        batches = found.get(tag_of(work, job).name)
+        if batches:
+            _take_up(work, job, batches.pop(0))
         elif job.is_doubtful:
             work.touch(job)
             await settle(work, job)
-    for batch in found.values():
+    for batch in [one for batches in found.values() for one in batches]:
         _take_up_unknown(work, batch)
 
 
@@ -87,7 +87,7 @@ async def settle(work: Work, job: Job, since: datetime | None = None) -> None:
             return
         if open_ones:
             maybe = " or ".join(open_ones)
-            work.hindered(job, f"may be {maybe}, which has not ended: waiting instead of submitting it again")
+            work.hindered(job, f"may be {maybe}, which does not tell yet: waiting instead of submitting it again")
             return
         if left_s <= 0:
             work.eased(job)
@@ -107,42 +107,64 @@ def _take_up(work: Work, job: Job, batch: Batch) -> None:
 
 
 def _take_up_unknown(work: Work, batch: Batch) -> None:
-    """Take up a job of this run of which the journal holds nothing, as when batches.jsonl was lost."""
-    if batch.phase is Phase.FAILED:
+    """Take up a job of this run of which the journal holds nothing, as when batches.jsonl was lost.
+
+    One that failed as a whole holds no rows: it is written down so that its turn is not taken again.
+    """
+    known = Tag.read(batch.tag, work.run.fingerprint)
+    if known is None:
         return
-    digest = batch.tag.removeprefix(Tag.prefix(work.run.fingerprint)).partition("-")[0]
+    job = work.journal.intend(**_lines_by_hash(work, known[0]), endpoint=work.endpoint, turn=known[1])
+    if batch.phase is Phase.FAILED:
+        work.journal.append("submitted", job.key, batch_id=batch.id, state=batch.state)
+        work.journal.append("abandoned", job.key, why="it had failed as a whole before this folder knew of it")
+    else:
+        _take_up(work, job, batch)
+
+
+def _lines_by_hash(work: Work, digest: str) -> dict[str, Any]:
+    """Return which lines a job holds by the first digits of its hash: a shard's, or those of another turn.
+
+    Where neither has that hash it is a choice of rows that nobody here knows: it may be any, so it holds all.
+    """
     start = 0
-    ranges, shard_name, sha256, size = ((0, work.run.requests),), "", digest, 0
     for shard in work.run.info["shards"]:
         end = start + shard["requests"]
         if shard["sha256"].startswith(digest):
-            ranges, shard_name, sha256, size = ((start, end),), shard["file"], shard["sha256"], shard["bytes"]
+            ranges = ((start, end),)
+            return {"sha256": shard["sha256"], "size": shard["bytes"], "ranges": ranges, "shard": shard["file"]}
         start = end
-    job = work.journal.intend(sha256=sha256, size=size, ranges=ranges, shard=shard_name, endpoint=work.endpoint)
-    _take_up(work, job, batch)
+    for job in work.journal.jobs.values():
+        if job.sha256.startswith(digest):
+            return {"sha256": job.sha256, "size": job.bytes, "ranges": job.ranges, "shard": job.shard}
+    return {"sha256": digest, "size": 0, "ranges": ((0, work.run.requests),), "shard": ""}
 
 
 # --- jobs with a tag -----------------------------------------------------------------------------------------
 
 
-async def _tagged(work: Work) -> dict[str, Batch]:
-    """Return the jobs of this run that the journal does not know, by tag; of two with one tag, the older."""
+async def _tagged(work: Work) -> dict[str, list[Batch]]:
+    """Return the jobs of this run that the journal does not know, by tag: oldest first, those that failed last."""
     known = work.journal.batch_ids()
     unknown = [batch async for batch in _listed(work) if batch.id not in known]
     names = await _names_of_files(work, [b.input_file for b in unknown if not b.tag and b.input_file])
-    found: dict[str, Batch] = {}
-    for batch in unknown:  # newest first
+    found: dict[str, list[Batch]] = {}
+    for batch in reversed(unknown):
         tag = batch.tag or names.get(batch.input_file, "")
-        if tag.startswith(Tag.prefix(work.run.fingerprint)):
-            if tag in found:
-                work.warn(f"the provider has two jobs for the same rows: {batch.id} and {found[tag].id}")
-            found[tag] = batch._replace(tag=tag)
+        if Tag.read(tag, work.run.fingerprint):
+            found.setdefault(tag, []).append(batch._replace(tag=tag))
+    for batches in found.values():
+        batches.sort(key=lambda batch: batch.phase is Phase.FAILED)
+        same = [batch.id for batch in batches if batch.phase is not Phase.FAILED]
+        if len(same) > 1:
+            work.warn(f"the provider has {len(same)} jobs for the same rows: {', '.join(same)}")
     return found
 
 
 async def _find_tagged(work: Work, job: Job) -> tuple[Batch | None, list[str]]:
     """Return a job's own batch, None where the list has none; there are no others that might be it."""
-    return (await _tagged(work)).get(tag_of(work, job).name), []
+    batches = (await _tagged(work)).get(tag_of(work, job).name)
+    return (batches[0] if batches else None), []
 
 
 async def _listed(work: Work) -> AsyncIterator[Batch]:
@@ -182,13 +204,14 @@ async def _names_of_files(work: Work, file_ids: list[str]) -> dict[str, str]:
 
 
 async def _find_untagged(work: Work, job: Job) -> tuple[Batch | None, list[str]]:
-    """Return the batch whose results are of a job's rows, else the ids of those that are open and might be it."""
+    """Return the batch whose results are of a job's rows, else the ids of those that might be it and do not tell."""
     open_ones: list[str] = []
     async for batch in _candidates(work, job):
-        if batch.phase is Phase.OPEN:
-            open_ones.append(batch.id)
-        elif await _holds_rows_of(work, job, batch):
+        is_it = await _holds_rows_of(work, job, batch)
+        if is_it:
             return batch, []
+        if is_it is None:
+            open_ones.append(batch.id)
     return None, open_ones
 
 
@@ -209,8 +232,10 @@ class _EnoughError(Exception):
     """The first line has come."""
 
 
-async def _holds_rows_of(work: Work, job: Job, batch: Batch) -> bool:
-    """Tell whether an ended job answered rows of ours, by the first line of its results."""
+async def _holds_rows_of(work: Work, job: Job, batch: Batch) -> bool | None:
+    """Tell whether a batch answered rows of a job, by the first line of its results; None while they cannot be had."""
+    if batch.phase is Phase.OPEN or (batch.lacks_results and work.options.action != "cancel"):
+        return None
     for result in batch.results:
         head = bytearray()
 
@@ -224,7 +249,9 @@ async def _holds_rows_of(work: Work, job: Job, batch: Batch) -> bool:
         except _EnoughError:
             pass
         except CallError as error:
-            work.warn(f"the results of {batch.id} cannot be looked at ({error})")
+            if not work.is_gone(error):
+                return None
+            work.warn(f"the results of {batch.id} are gone ({error}): nobody can tell any more whose they were")
             continue
         value = jsonl.parse_object(bytes(head).partition(b"\n")[0])
         custom_id = work.provider.read_batch_line(value).custom_id if value is not None else None

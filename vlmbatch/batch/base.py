@@ -10,7 +10,7 @@ from vlmbatch.records import Event
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from vlmbatch.batch.calls import Caller
+    from vlmbatch.batch.calls import Caller, CallError
     from vlmbatch.errors import Problem
     from vlmbatch.journal import Job, Journal
     from vlmbatch.providers.base import Provider
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from vlmbatch.rundir import IdIndex, RunDir
 
 Action = Literal["send", "status", "cancel"]
+_GONE = 410
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +35,6 @@ class BatchOptions:
         max_enqueued_tokens: Input tokens (estimated) in open jobs at once, None = no limit.
         timeout_s: Deadline of one upload, create or download.
         settle_s: How long a job that may have been made is looked for before it counts as never made.
-        resubmit_lost: Whether the rows of an earlier command's job that turns out never to have been made are
-            submitted by this command (it is about all rows), or left to the next one.
         rehearsal: Whether a rehearsal provider answers, so that nothing of it counts.
     """
 
@@ -48,7 +47,6 @@ class BatchOptions:
     max_enqueued_tokens: int | None = None
     timeout_s: float = 600.0
     settle_s: float = 90.0
-    resubmit_lost: bool = True
     rehearsal: bool = False
 
 
@@ -161,6 +159,10 @@ class Work:
         if self.trouble.get(job.key) != why:
             self.trouble[job.key] = why
             self.warn(f"{label(job)}: {why}")
+
+    def is_gone(self, error: CallError) -> bool:
+        """Tell whether what was asked for will not come any more; a 404 may pass, unless one gives up waiting."""
+        return error.status_code == _GONE or (error.is_missing and self.options.action == "cancel")
 
     def eased(self, job: Job) -> None:
         """Note that nothing stands in its way any more."""

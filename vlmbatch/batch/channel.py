@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from vlmbatch.journal import Job
     from vlmbatch.providers.base import Provider
     from vlmbatch.providers.base_batch import Batch
+    from vlmbatch.records import Entry
     from vlmbatch.rundir import IdIndex, RunDir
     from vlmbatch.stop import Stop
 
@@ -47,13 +48,14 @@ async def send_batches(
     wanted: bytearray,
     index: IdIndex,
     *,
+    count_tokens: Callable[[Entry], int] | None = None,
     on_event: Callable[[Event], None] | None = None,
     stop: Stop | None = None,
 ) -> BatchResult:
     """Send rows through the provider's batch API, or look after those that were sent.
 
     The caller holds the run's lock and has verified its frozen files. Rows that are in an open job already are left
-    alone, whatever ``wanted`` says.
+    alone, whatever ``wanted`` says; those of them that are wanted are sent if their job comes to nothing.
 
     Args:
         run: The run.
@@ -61,6 +63,7 @@ async def send_batches(
         options: Where to, how, and what to do.
         wanted: 1 for each manifest line that is to be sent; not looked at unless ``options.action`` is ``send``.
         index: The run's ids.
+        count_tokens: Estimates a row's input tokens; needed where ``options`` limit them.
         on_event: Hears notes, warnings and progress (rows through, of rows in jobs).
         stop: Asked once, the step at hand is finished and everything open is left to the next command; asked twice,
             the step is broken off, which the journal survives.
@@ -81,7 +84,7 @@ async def send_batches(
         with Journal(run, rehearsal=options.rehearsal) as journal:
             caller = Caller(transport, api, base_url, headers, patient(options.timeout_s))
             work = Work(run, provider, api, options, endpoint, journal, caller, index, hear)
-            return await _Channel(work, wanted, stop).run()
+            return await _Channel(work, wanted, count_tokens, stop).run()
 
 
 def _nobody(event: Event) -> None:
@@ -91,13 +94,15 @@ def _nobody(event: Event) -> None:
 class _Channel:
     """One command of the batch channel."""
 
-    def __init__(self, work: Work, wanted: bytearray, stop: Stop | None) -> None:
+    def __init__(
+        self, work: Work, wanted: bytearray, count_tokens: Callable[[Entry], int] | None, stop: Stop | None
+    ) -> None:
         self._work = work
-        self._wanted = wanted
+        self._left = bytearray(wanted if work.options.action == "send" else len(wanted))
+        self._count_tokens = count_tokens
         self._stop = stop
-        self._queue: deque[Planned] = deque()
-        self._tokens: dict[str, int] = {}  # of jobs that this command made
-        self._earlier: dict[str, int] = {}  # of jobs that were open at its start
+        self._queue: deque[Planned] = deque()  # what is left and in no open job
+        self._tokens: dict[str, int] = {}  # of open jobs
         self._seen: dict[str, Batch] = {}
         self._failed_looks: dict[str, int] = {}
         self._not_before = 0.0
@@ -141,15 +146,13 @@ class _Channel:
         if action == "status":
             await self._tell_status()
             return
-        if not self._work.touched and (action == "cancel" or 1 not in self._wanted):
+        if not self._work.touched and action == "send" and 1 not in self._left:
             return
-        lost = [job for job in self._journal.open_jobs() if job.is_doubtful]
         await adopt.adopt(self._work)
         if action == "cancel":
             for job in self._submitted():
                 await watch.cancel(self._work, job)
-        else:
-            self._fill_queue([job for job in lost if job.is_over])
+        self._fill_queue()
         await self._until_done()
 
     async def _tell_status(self) -> None:
@@ -212,8 +215,7 @@ class _Channel:
             if job.is_doubtful:
                 await self._settle(job)
             else:
-                await self._look(job)
-            moved = moved or bool(job.files)
+                moved = await self._look(job) or moved
         if moved:
             self._not_before = 0.0  # there is room again
         return moved
@@ -221,51 +223,53 @@ class _Channel:
     async def _settle(self, job: Job, since: datetime | None = None) -> None:
         """Look for a job that may have been made; what was found and is not wanted is ended."""
         await adopt.settle(self._work, job, since)
-        self._requeue_if_free(job)
+        if job.is_over:
+            self._fill_queue()
         if job.is_submitted and self._work.options.action == "cancel":
             await watch.cancel(self._work, job)
 
-    async def _look(self, job: Job) -> None:
+    async def _look(self, job: Job) -> bool:
+        """Look at a job; return whether it has ended, so that there is room for another."""
         batch = await watch.look(self._work, job)
         if batch is None:
             self._failed_looks[job.key] = self._failed_looks.get(job.key, 0) + 1
-            return
+            return False
         self._failed_looks[job.key] = 0
         self._seen[job.key] = batch
         if batch.phase is Phase.FAILED and batch.is_queue_full:
-            self._requeue_if_free(job)
+            self._fill_queue()
             self._hold_back(None, job.why)
+            return False
+        if job.is_over:
+            for start, end in job.ranges:
+                self._left[start:end] = bytes(end - start)  # what it left is another command's to send
+        return job.is_over
 
     # --- submitting -----------------------------------------------------------------------------------------
 
-    def _fill_queue(self, never_made: list[Job]) -> None:
-        """Plan jobs of all rows that are wanted, or were in a job that was never made, and are not in flight."""
-        wanted = bytearray(self._wanted)
-        for job in never_made if self._work.options.resubmit_lost else ():
-            for position in job.positions():
-                wanted[position] = 1
-        for job in self._journal.open_jobs():
+    def _fill_queue(self) -> None:
+        """Plan jobs of all rows that are left and not in flight; with a budget, count them and those in flight."""
+        open_jobs = self._journal.open_jobs()
+        wanted = bytearray(self._left)
+        for job in open_jobs:
             for start, end in job.ranges:
                 wanted[start:end] = bytes(end - start)
         jobs = plan(self._work.run, wanted)
-        if self._work.options.max_enqueued_tokens is not None:
-            earlier = [(job.key, Planned(job.shard, job.ranges)) for job in self._journal.open_jobs()]
-            counted = with_tokens(self._work.run, [*jobs, *(planned for _, planned in earlier)])
-            jobs = counted[: len(jobs)]
-            self._earlier = {key: one.tokens for (key, _), one in zip(earlier, counted[len(jobs) :], strict=True)}
-        self._queue.extend(jobs)
+        if self._count_tokens is not None:
+            in_flight = [Planned(job.shard, job.ranges) for job in open_jobs]
+            jobs, in_flight = (with_tokens(self._work.run, one, self._count_tokens) for one in (jobs, in_flight))
+            self._tokens = {job.key: one.tokens for job, one in zip(open_jobs, in_flight, strict=True)}
+        self._queue = deque(jobs)
 
     async def _submit_what_fits(self) -> int:
         """Submit from the queue while there is room; return how many jobs were made."""
         made = 0
         while self._queue and not self._is_stopped() and self._has_room(self._queue[0]):
-            planned = self._queue.popleft()
-            outcome, job, wait_s, reason = await submit(self._work, planned)
-            self._tokens[job.key] = planned.tokens
+            outcome, job, wait_s, reason = await submit(self._work, self._queue[0])
             if outcome is Outcome.NOT_NOW:
-                self._queue.appendleft(planned)
                 self._hold_back(wait_s, reason)
                 break
+            self._tokens[job.key] = self._queue.popleft().tokens
             self._full_turns = 0
             if outcome is Outcome.DOUBTFUL:
                 await self._settle(job, since=datetime.now(UTC))
@@ -280,7 +284,7 @@ class _Channel:
             return False
         if options.max_enqueued_tokens is None or not in_flight:
             return True
-        enqueued = sum(self._tokens.get(job.key, self._earlier.get(job.key, 0)) for job in in_flight)
+        enqueued = sum(self._tokens[job.key] for job in in_flight)
         return enqueued + planned.tokens <= options.max_enqueued_tokens
 
     def _hold_back(self, asked_wait_s: float | None, reason: str) -> None:
@@ -292,13 +296,6 @@ class _Channel:
         self._full_turns = min(self._full_turns + 1, _MOST_TURNS)
         self._not_before = time.monotonic() + wait_s
         self._work.note(f"no job is taken now ({reason}); next try in {wait_s:.0f} s, or when a job ends")
-
-    def _requeue_if_free(self, job: Job) -> None:
-        """Put the rows of a job that is over without ever having run back into the queue."""
-        is_ours_to_send = job.key in self._tokens or self._work.options.resubmit_lost
-        if self._work.options.action == "send" and job.is_over and not job.files and is_ours_to_send:
-            planned = Planned(job.shard, job.ranges, self._tokens.get(job.key, 0))
-            self._queue.append(planned)
 
     # --- telling --------------------------------------------------------------------------------------------
 

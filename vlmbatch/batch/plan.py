@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from vlmbatch import jsonl, tokens
+from vlmbatch import jsonl
 from vlmbatch.errors import IntegrityError
 from vlmbatch.journal import Range, ranges_of
 from vlmbatch.rundir import LineReader
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
-    from vlmbatch.records import Entry, ImageRecord
+    from vlmbatch.records import Entry
     from vlmbatch.rundir import RunDir
-
-_BYTES_PER_TOKEN = 4
-"""Stated rule for text that nobody counted: one token for every four bytes of the body that are no image."""
 
 
 class Planned(NamedTuple):
@@ -114,34 +111,20 @@ def ids_of_lines(run: RunDir, ranges: Iterable[Range], lines: set[int]) -> dict[
     return {at[entry.position]: entry.custom_id for entry in run.iter_entries() if entry.position in at} if at else {}
 
 
-# --- tokens --------------------------------------------------------------------------------------------------
+def with_tokens(run: RunDir, jobs: list[Planned], count: Callable[[Entry], int]) -> list[Planned]:
+    """Return jobs with their input tokens (one pass over the manifest).
 
-
-def with_tokens(run: RunDir, jobs: list[Planned]) -> list[Planned]:
-    """Return jobs with their estimated input tokens (one pass over the manifest)."""
-    scheme = tokens.pick(run.info["model"])
+    Args:
+        run: The run.
+        jobs: Jobs that share no row.
+        count: Estimates a row's input tokens.
+    """
     sums = [0] * len(jobs)
     owner = [-1] * run.requests
     for number, job in enumerate(jobs):
         for start, end in job.ranges:
             owner[start:end] = [number] * (end - start)
-    for entry in run.iter_entries():
+    for entry in run.iter_entries() if jobs else ():
         if owner[entry.position] >= 0:
-            sums[owner[entry.position]] += _row_tokens(entry, scheme)
+            sums[owner[entry.position]] += count(entry)
     return [job._replace(tokens=total) for job, total in zip(jobs, sums, strict=True)]
-
-
-def _row_tokens(entry: Entry, scheme: tokens.Scheme | None) -> int:
-    """Estimate the input tokens of one row: the images by formula, the rest of the body by its bytes."""
-    counted = inlined = 0
-    for image in entry.images:
-        width, height, size = _sent(image)
-        counted += scheme.count(width, height).tokens if scheme else tokens.DEFAULT_FIXED_TOKENS
-        inlined += -(-size // 3) * 4
-    return counted + max(entry.body_length - inlined, 0) // _BYTES_PER_TOKEN
-
-
-def _sent(image: ImageRecord) -> tuple[int, int, int]:
-    """Return width, height and bytes of an image as it is sent; one that is named by a file id takes no bytes."""
-    seen = image.get("sent") or image
-    return seen["width"], seen["height"], 0 if "file_id" in image else seen["bytes"]

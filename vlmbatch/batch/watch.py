@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from vlmbatch.journal import Job
     from vlmbatch.providers.base_batch import Batch, ResultFile
 
-_GONE = frozenset({404, 410})
 _ALREADY_ENDED = frozenset({400, 409})
 _SHOWN_FLAWS = 20
 
@@ -75,7 +74,9 @@ def _fail(work: Work, job: Job, batch: Batch) -> None:
 
 
 def _located(work: Work, job: Job, flaws: tuple[Problem, ...]) -> tuple[Problem, ...]:
-    """Add to each flaw the custom_id of its line."""
+    """Add to each flaw the custom_id of its line, where it is known which lines the job holds."""
+    if not job.knows_rows:
+        return flaws
     ids = ids_of_lines(work.run, job.ranges, {flaw.line for flaw in flaws[:_SHOWN_FLAWS] if flaw.line})
     return tuple(replace(flaw, where=ids.get(flaw.line or 0, "")) for flaw in flaws)
 
@@ -88,14 +89,18 @@ async def _fetch(work: Work, job: Job, batch: Batch) -> bool:
     if batch.lacks_results and work.options.action != "cancel":
         work.hindered(job, f"it ended ({batch.state}) and its results are not there yet; --cancel gives it up")
         return False
-    try:
-        files = [await _store(work, job, result) for result in batch.results]
-    except CallError as error:
-        if error.status_code not in _GONE:
-            work.hindered(job, f"its results could not be fetched ({error}); they are tried again")
-            return False
-        work.journal.append("abandoned", job.key, why=f"the provider keeps its results no more ({error})")
-        work.warn(f"{label(job)}: its results are gone ({error})")
+    files, gone = [], ""
+    for result in batch.results:
+        try:
+            files.append(await _store(work, job, result))
+        except CallError as error:
+            if not work.is_gone(error):
+                work.hindered(job, f"its results could not be fetched ({error}); they are tried again")
+                return False
+            gone = f"its {result.kind} file is gone ({error})"
+            work.warn(f"{label(job)}: {gone}")
+    if gone and not files:
+        work.journal.append("abandoned", job.key, state=batch.state, why=gone)
         return True
     lines = sum(ref.pop("lines") for ref in files)
     if not files:
@@ -114,25 +119,26 @@ async def _store(work: Work, job: Job, result: ResultFile) -> dict[str, Any]:
     name = f"{RESULTS}/{prefix}batch-{word}.{result.kind}.jsonl"
     os.makedirs(work.run.file(RESULTS), exist_ok=True)
     with jsonl.atomic_writer(work.run.file(name)) as file:
-        digest, lines = hashlib.sha256(), 0
+        digest, lines, last = hashlib.sha256(), 0, b"\n"
 
         def start_over() -> Callable[[bytes], object]:
             """Forget what a try that broke off has left, and take the next one's bytes."""
-            nonlocal digest, lines
+            nonlocal digest, lines, last
             file.seek(0)
             file.truncate()
-            digest, lines = hashlib.sha256(), 0
+            digest, lines, last = hashlib.sha256(), 0, b"\n"
             return take
 
         def take(piece: bytes) -> None:
-            nonlocal lines
+            nonlocal lines, last
             file.write(piece)
             digest.update(piece)
             lines += piece.count(b"\n")
+            last = piece[-1:] or last
 
         await work.caller.send(result.call, is_large=True, sink=start_over)
         size = file.tell()
-    return {"file": name, "sha256": digest.hexdigest(), "bytes": size, "lines": lines}
+    return {"file": name, "sha256": digest.hexdigest(), "bytes": size, "lines": lines + (last != b"\n")}
 
 
 # --- ending early --------------------------------------------------------------------------------------------

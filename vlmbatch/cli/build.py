@@ -11,6 +11,7 @@ import typer
 
 from vlmbatch.cli.base import JsonOption, QuietOption, VerboseOption, finish
 from vlmbatch.console import Console, Watch, number_bytes, out, safe
+from vlmbatch.errors import Interrupted
 
 if TYPE_CHECKING:
     from vlmbatch.api.run import Run
@@ -59,8 +60,12 @@ def build(
     temperature: Annotated[float | None, typer.Option(help="Sent only if given.", rich_help_panel=_ASK)] = None,
     top_p: Annotated[float | None, typer.Option(help="Sent only if given.", rich_help_panel=_ASK)] = None,
     detail: Annotated[str | None, typer.Option(help="low, high, auto or original.", rich_help_panel=_ASK)] = None,
-    reasoning_effort: Annotated[str | None, typer.Option(metavar="WORD", rich_help_panel=_ASK)] = None,
-    thinking_budget: Annotated[int | None, typer.Option(metavar="TOKENS", rich_help_panel=_ASK)] = None,
+    reasoning_effort: Annotated[
+        str | None, typer.Option(metavar="WORD", help="Sent only if given.", rich_help_panel=_ASK)
+    ] = None,
+    thinking_budget: Annotated[
+        int | None, typer.Option(metavar="TOKENS", help="Sent only if given.", rich_help_panel=_ASK)
+    ] = None,
     response_format: Annotated[
         str | None, typer.Option(metavar="json", help="Ask for a JSON answer.", rich_help_panel=_ASK)
     ] = None,
@@ -119,10 +124,14 @@ def build(
     orient: Annotated[
         str, typer.Option(metavar="keep|apply", help="Bake the EXIF orientation in.", rich_help_panel=_IMAGE)
     ] = "keep",
-    max_side: Annotated[int | None, typer.Option(metavar="PX", help="Shrink to it.", rich_help_panel=_IMAGE)] = None,
-    max_pixels: Annotated[int | None, typer.Option(metavar="N", help="Shrink to it.", rich_help_panel=_IMAGE)] = None,
+    max_side: Annotated[
+        int | None, typer.Option(metavar="PX", help="Shrink larger sides to it.", rich_help_panel=_IMAGE)
+    ] = None,
+    max_pixels: Annotated[
+        int | None, typer.Option(metavar="N", help="Shrink larger images to it.", rich_help_panel=_IMAGE)
+    ] = None,
     image_format: Annotated[
-        str | None, typer.Option("--format", metavar="jpeg|png|webp", help="Re-encode.", rich_help_panel=_IMAGE)
+        str | None, typer.Option("--format", metavar="jpeg|png|webp", help="Write all anew.", rich_help_panel=_IMAGE)
     ] = None,
     quality: Annotated[
         int | None, typer.Option(metavar="1-100", help="Of JPEG and WebP written anew (90).", rich_help_panel=_IMAGE)
@@ -149,8 +158,12 @@ def build(
     id_prefix: Annotated[
         str, typer.Option(help="Before every custom_id.", rich_help_panel=_SHARDS, show_default=False)
     ] = "",
-    shard_max_bytes: Annotated[int | None, typer.Option(metavar="N", rich_help_panel=_SHARDS)] = None,
-    shard_max_requests: Annotated[int | None, typer.Option(metavar="N", rich_help_panel=_SHARDS)] = None,
+    shard_max_bytes: Annotated[
+        int | None, typer.Option(metavar="N", help="Bytes of a shard, at most.", rich_help_panel=_SHARDS)
+    ] = None,
+    shard_max_requests: Annotated[
+        int | None, typer.Option(metavar="N", help="Requests of a shard, at most.", rich_help_panel=_SHARDS)
+    ] = None,
     carrier: Annotated[
         str,
         typer.Option(
@@ -241,10 +254,13 @@ def build(
         env=os.environ,
         stdin=sys.stdin.buffer if sys.stdin else None,  # a daemon may have closed it
     )
-    with on_signals(Stop()), Watch(console, "building") as watch:
-        run = Run.build(
-            options, environ=os.environ, key_env=api_key_env, key_file=api_key_file, on_event=watch.on_event
-        )
+    try:
+        with on_signals(Stop()), Watch(console, "building") as watch:
+            run = Run.build(
+                options, environ=os.environ, key_env=api_key_env, key_file=api_key_file, on_event=watch.on_event
+            )
+    except KeyboardInterrupt:
+        raise Interrupted(f"{out_dir}: interrupted before it was whole; nothing of it was left behind") from None
     for sentence in run.warnings:
         console.warning(sentence)
     finish("build", _data(run), as_json=as_json, text=lambda: _print(run))

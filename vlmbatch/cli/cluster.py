@@ -38,14 +38,22 @@ SlurmOption = Annotated[
     str | None,
     typer.Option("--slurm", metavar="N", help="Queue an array of N tasks (auto: by RUN).", rich_help_panel=PANEL),
 ]
-PartitionOption = Annotated[str | None, typer.Option("--partition", metavar="NAME", rich_help_panel=PANEL)]
-AccountOption = Annotated[str | None, typer.Option("--account", metavar="NAME", rich_help_panel=PANEL)]
+PartitionOption = Annotated[
+    str | None, typer.Option("--partition", metavar="NAME", help="Where it waits.", rich_help_panel=PANEL)
+]
+AccountOption = Annotated[
+    str | None, typer.Option("--account", metavar="NAME", help="Who is charged.", rich_help_panel=PANEL)
+]
 TimeOption = Annotated[
     str | None, typer.Option("--time", metavar="LIMIT", help="Of each task: 05:59:59.", rich_help_panel=PANEL)
 ]
 GpusOption = Annotated[int | None, typer.Option("--gpus", metavar="N", help="Of each node.", rich_help_panel=PANEL)]
-CpusOption = Annotated[int | None, typer.Option("--cpus-per-task", metavar="N", rich_help_panel=PANEL)]
-JobNameOption = Annotated[str | None, typer.Option("--job-name", metavar="NAME", rich_help_panel=PANEL)]
+CpusOption = Annotated[
+    int | None, typer.Option("--cpus-per-task", metavar="N", help="Processors.", rich_help_panel=PANEL)
+]
+JobNameOption = Annotated[
+    str | None, typer.Option("--job-name", metavar="NAME", help="Name in the queue.", rich_help_panel=PANEL)
+]
 SbatchOption = Annotated[
     list[str] | None,
     typer.Option("--sbatch", metavar="NAME=VALUE", help="Any other sbatch option.", rich_help_panel=PANEL),

@@ -276,8 +276,10 @@ def _print_comparison(comparison: Mapping[str, Any]) -> None:
     out(table(("", "this run", comparison["run"]), rows, title=title, right="lrr"))
     agreement = comparison["agreement"]
     out(f"equal answers: {agreement['equal']:,} of {agreement['both_ok']:,} where both are ok")
-    for name, told in comparison["fields"].items():
-        out(f"  {safe(name)}: {_rate(told['rate'])} equal")
+    if comparison["fields"]:
+        fields = comparison["fields"].items()
+        rows = [(name, *(_rate(told[key]) for key in ("filled_here", "filled_there", "rate"))) for name, told in fields]
+        out(table(("field", "filled here", "filled there", "equal"), rows, right="lrrr"))
 
 
 def _rate(rate: float | None) -> str:

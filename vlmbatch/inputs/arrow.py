@@ -264,6 +264,8 @@ class _Guard:
         return None
 
     def __exit__(self, _type: object, error: BaseException | None, _trace: object) -> None:
+        if isinstance(error, UnicodeEncodeError):
+            raise InputError(f"{self._name}: pyarrow opens no name that is not UTF-8", hint="rename the file") from None
         if isinstance(error, self._errors):
             what = "a whole Parquet file" if self._kind == "parquet" else "a whole Arrow file"
             first = str(error).strip().splitlines() or [type(error).__name__]

@@ -44,8 +44,10 @@ def open_source(paths: Sequence[str], options: SourceOptions, *, stdin: IO[bytes
     """
     _check(paths, options)
     if STDIN in paths:
-        if len(paths) > 1 or stdin is None:
+        if len(paths) > 1:
             raise InputError("- (standard input) stands alone", hint="pipe one table into it, or name files")
+        if stdin is None:
+            raise InputError("- (standard input) is closed", hint="pipe a table into it")
         base = os.fsencode(options.image_base_path or ".")
         return TableSource([Found("stdin", (), STDIN, base)], options, flag_recipes(options), stdin=stdin)
     found = look([os.fsencode(path) for path in paths])

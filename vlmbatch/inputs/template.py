@@ -43,6 +43,7 @@ _RENDER_ERRORS = (
     LookupError,
     AttributeError,
     RecursionError,
+    MemoryError,
 )
 """What an expression of a template can raise: its own errors, and Python's for what it does with a row's values."""
 

@@ -38,6 +38,9 @@ VERSION_WITH_SAMPLING = "2023-06-01"
 """The version under which temperature and top_p are still accepted (by the models that take them)."""
 
 EFFORTS = ("low", "medium", "high", "xhigh", "max")
+_LEAST_TOP_P_THINKING = 0.95
+_ONE_SAMPLER = (4, 1)
+"""The first version that refuses temperature and top_p together."""
 MIN_BUDGET = 1024
 MAX_OPTIONAL = 24
 MAX_UNIONS = 16
@@ -65,14 +68,15 @@ _REFUSED_EXTRA = {
     "fallbacks": "batches refuse it, and another model would answer",
 }
 
-_MODEL = re.compile(r"claude-(?:([a-z]+)-)?(\d+)(?:-(\d{1,2})(?!\d))?")
+_MODEL = re.compile(r"(?:^|[/.])claude-(?:([a-z]+)-)?(\d+)(?:[-.](\d{1,2})(?!\d))?")
+"""Also as relays and clouds spell it: ``anthropic/claude-sonnet-4.5``, ``us.anthropic.claude-sonnet-4-5-...-v1:0``."""
 
 
 class ModelName:
     """What a model's name tells: its line (``opus``) and its version; an unknown name counts as the newest."""
 
     def __init__(self, model: str) -> None:
-        found = _MODEL.match(model)
+        found = _MODEL.search(model)
         self.kind = (found.group(1) or "") if found else ""
         self.version = (int(found.group(2)), int(found.group(3) or 0)) if found else (99, 0)
 
@@ -80,6 +84,15 @@ class ModelName:
     def is_classic(self) -> bool:
         """Whether it takes sampling fields and a thinking budget (up to 4.6)."""
         return self.version < _THINKS_BY_ITSELF
+
+    @property
+    def efforts(self) -> tuple[str, ...]:
+        """The efforts it takes: the first was Opus 4.5; ``max`` came with 4.6, ``xhigh`` with 4.7."""
+        if self.version >= _THINKS_BY_ITSELF:
+            return EFFORTS
+        if self.version == (4, 6):
+            return ("low", "medium", "high", "max")
+        return ("low", "medium", "high") if (self.kind, self.version) == ("opus", (4, 5)) else ()
 
     @property
     def always_thinks(self) -> bool:
@@ -105,10 +118,14 @@ class Messages(Adapter):
         if ask.detail not in {None, "auto"}:
             problems.append(no_such_option(self.name, "--detail", "resize the images instead"))
         problems += _check_thinking(ask) + _check_schema(ask)
-        warnings = []
-        if not ModelName(ask.model).is_classic:
-            flags = (("--temperature", ask.temperature), ("--top-p", ask.top_p))
-            warnings += [f"{flag} is left out: {ask.model} refuses it" for flag, value in flags if value is not None]
+        problems += _check_samplers(ask)
+        sent, when = _sampling(ask), " while it thinks" if ModelName(ask.model).is_classic else ""
+        flags = (("--temperature", ask.temperature, "temperature"), ("--top-p", ask.top_p, "top_p"))
+        warnings = [
+            f"{flag} is left out: {ask.model} refuses it{when}"
+            for flag, value, name in flags
+            if value is not None and name not in sent
+        ]
         if ask.json_answer and ask.json_schema is None:
             warnings.append(f"{self.name} has no JSON mode without a schema: the prompt has to ask for JSON")
         return problems, warnings
@@ -200,11 +217,26 @@ MESSAGES_PROVIDER = Messages("anthropic", "https://api.anthropic.com", ("ANTHROP
 
 
 def _sampling(ask: Ask) -> dict[str, Any]:
-    """Return temperature and top_p as far as the model takes them."""
+    """Return temperature and top_p as far as the model takes them: while it thinks, only a top_p of at least 0.95."""
     if not ModelName(ask.model).is_classic:
         return {}
     asked = {"temperature": ask.temperature, "top_p": ask.top_p}
+    if _thinks(ask):
+        asked = {"top_p": ask.top_p if (ask.top_p or 0.0) >= _LEAST_TOP_P_THINKING else None}
     return {name: value for name, value in asked.items() if value is not None}
+
+
+def _thinks(ask: Ask) -> bool:
+    """Tell whether a model that does not think by itself is asked to, by the budget or by the user's own field."""
+    own = as_dict(ask.extra_body.get("thinking"))
+    return own.get("type") != "disabled" if own else (ask.thinking_budget or 0) > 0
+
+
+def _check_samplers(ask: Ask) -> list[Problem]:
+    """Check that not both sampling fields are sent to a model that takes one of them."""
+    if len(_sampling(ask)) < len(("temperature", "top_p")) or ModelName(ask.model).version < _ONE_SAMPLER:
+        return []
+    return [Problem("option", f"{ask.model} refuses it together with --temperature; give one", where="--top-p")]
 
 
 def _check_limit(ask: Ask) -> list[Problem]:
@@ -220,10 +252,10 @@ def _check_thinking(ask: Ask) -> list[Problem]:
     """Check effort and budget against what the model's version takes."""
     model, effort = ModelName(ask.model), ask.reasoning_effort
     wrong: list[tuple[str, str]] = []
-    if effort is not None and effort not in EFFORTS:
-        wrong.append(("--reasoning-effort", f"{effort!r} is none of {', '.join(EFFORTS)}"))
-    elif effort is not None and (model.kind, model.version) == ("haiku", (4, 5)):
+    if effort is not None and not model.efforts:
         wrong.append(("--reasoning-effort", f"{ask.model} has none; use --thinking-budget"))
+    elif effort is not None and effort not in model.efforts:
+        wrong.append(("--reasoning-effort", f"{effort!r}: {ask.model} takes {', '.join(model.efforts)}"))
     budget = ask.thinking_budget
     if budget is not None:
         wrong += [("--thinking-budget", why) for why in _wrong_with_budget(ask, budget, model)]

@@ -6,6 +6,7 @@ Facts and their sources: references/providers.md, the sections on batch.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Generator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -56,9 +57,10 @@ class Tag(NamedTuple):
         return f"vlmbatch-{self.run[:16]}-{self.job[:16]}-{self.turn}"
 
     @staticmethod
-    def prefix(run: str) -> str:
-        """Return how the names of all jobs of a run begin."""
-        return f"vlmbatch-{run[:16]}-"
+    def read(name: str, run: str) -> tuple[str, int] | None:
+        """Return how the job's hash begins, and its turn, by the name of its tag; None where it is not this run's."""
+        found = re.fullmatch(rf"vlmbatch-{run[:16]}-([0-9a-f]{{16}})-([0-9]{{1,9}})", name)
+        return (found[1], int(found[2])) if found else None
 
 
 class Phase(StrEnum):

@@ -18,8 +18,10 @@ if TYPE_CHECKING:
 DETAILS = ("auto", "low", "high", "original")
 
 _VERSION = re.compile(r"v\d+((alpha|beta)\d*)?")
-_THINK = re.compile(r"\s*<think>")
-_THINK_END = "</think>"
+_ENDPOINTS = (("chat", "completions"), ("responses",), ("messages",))
+"""Ends of whole endpoints that users paste where a base URL is asked for."""
+_THINK_TAGS = (("<think>", "</think>"), ("◁think▷", "◁/think▷"))
+"""Around thoughts in plain text; the second pair is Kimi-VL's."""
 
 
 # --- addresses -----------------------------------------------------------------------------------------------
@@ -28,8 +30,8 @@ _THINK_END = "</think>"
 def join_url(base_url: str, path: str) -> str:
     """Put a path behind a base URL, keeping one version segment: the base's where it has one.
 
-    ``http://h/v1`` and ``http://h`` give the same for ``/v1/chat/completions``; a base that already ends in the whole
-    path stays as it is. A query of either is kept.
+    ``http://h/v1`` and ``http://h`` give the same for ``/v1/chat/completions``, and so does a base that is the whole
+    endpoint already: its end is left off, for whatever path is wanted. A query of either is kept.
 
     Raises:
         InputError: The base URL is empty or no http address.
@@ -44,10 +46,18 @@ def join_url(base_url: str, path: str) -> str:
     want = [segment for segment in target.split("/") if segment]
     if want and _VERSION.fullmatch(want[0]) and any(_VERSION.fullmatch(segment) for segment in have):
         want = want[1:]
-    if have[-len(want) :] == want:
-        want = []
+    have = _without_endpoint(have, want)
     queries = "&".join(part for part in (base.query, query) if part)
     return urlunsplit((base.scheme, base.netloc, "/" + "/".join(have + want), queries, ""))
+
+
+def _without_endpoint(have: list[str], want: list[str]) -> list[str]:
+    """Leave off what makes a base's path a whole endpoint: the wanted one, or another of the same provider."""
+    for end in (want, *map(list, _ENDPOINTS)):
+        if end and have[-len(end) :] == end:
+            return have[: -len(end)]
+    is_call = bool(have) and have[-1].endswith(":generateContent")
+    return have[:-2] if is_call else have  # models/MODEL:generateContent
 
 
 def is_own_host(base_url: str, default_base_url: str) -> bool:
@@ -184,17 +194,28 @@ def join_texts(texts: list[str], between: str = "") -> str | None:
 
 
 def split_think(text: str) -> tuple[str, str | None]:
-    """Split a thought off the start of an answer: servers without a reasoning parser leave it there.
+    """Split thoughts off the start of an answer: servers without a reasoning parser leave them there.
 
-    The block may lack its opening tag (a chat template that ends in it) or its end (cut off: then nothing is answer).
-    Returns the answer and the thought; None where no block starts the text.
+    The first block may lack its opening tag (a chat template that ends in it), the last one its end (cut off: then
+    nothing is answer). Returns the answer and the thoughts; None where no block starts the text.
     """
-    opened = _THINK.match(text)
-    start = opened.end() if opened else 0
-    end = text.find(_THINK_END, start)
-    if end >= 0 and (opened or "<think>" not in text[:end]):
-        return text[end + len(_THINK_END) :].lstrip(), text[start:end].strip()
-    return ("", text[start:].strip()) if opened else (text, None)
+    thoughts: list[str] = []
+    while (block := _leading_block(text, is_first=not thoughts)) is not None:
+        thoughts.append(block[0])
+        text = block[1]
+    return text, "\n".join(filter(None, thoughts)) if thoughts else None
+
+
+def _leading_block(text: str, *, is_first: bool) -> tuple[str, str] | None:
+    """Return the thought that starts a text and what stands behind it, None where none does."""
+    bare = text.lstrip()
+    for opening, closing in _THINK_TAGS:
+        if bare.startswith(opening):
+            thought, _, answer = bare[len(opening) :].partition(closing)
+            return thought.strip(), answer.lstrip()
+    opening, closing = _THINK_TAGS[0]
+    thought, found, answer = text.partition(closing)
+    return (thought.strip(), answer.lstrip()) if is_first and found and opening not in thought else None
 
 
 def ended_by(table: Mapping[str, Ended], finish_reason: str | None, notes: list[str]) -> Ended:
@@ -204,6 +225,18 @@ def ended_by(table: Mapping[str, Ended], finish_reason: str | None, notes: list[
     if finish_reason not in table:
         notes.append("unknown_finish_reason")
     return table.get(finish_reason, Ended.STOP)
+
+
+def include_reasoning(usage: Usage) -> None:
+    """Add reasoning to the output where a service of OpenAI's format counts it apart: its own total tells.
+
+    xAI does so on chat completions, and so do relays to Gemini; elsewhere the total is input plus output.
+    """
+    spent, thought = usage["output_tokens"], usage["reasoning_tokens"]
+    if not thought or spent is None or usage["input_tokens"] is None:
+        return
+    if usage["total_tokens"] == usage["input_tokens"] + spent + thought:
+        usage["output_tokens"] = spent + thought
 
 
 def note_zero(usage: Usage, notes: list[str]) -> None:

@@ -6,6 +6,7 @@ all providers in one list: they do not clash, and relays hand them on.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vlmbatch.providers.common import as_count, as_dict, as_list, as_text
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 _OK = range(200, 300)
 _HTTP = range(100, 600)
+_PAYMENT_REQUIRED = 402
 _SHOWN = 500
 _NESTED = 3
 """How deep an error may stand inside others: a batch line's error holds a whole error response."""
@@ -38,12 +40,27 @@ MONEY_CODES = frozenset(
     {
         "insufficient_quota",
         "billing_hard_limit_reached",
+        "billing_not_active",
         "billing_error",
         "enforced_spend_limit_reached",
         "contract_spend_limit_reached",
+        "exceeded_current_quota_error",
     }
 )
 """Error codes that say there is no credit left: no row fares better until someone pays."""
+
+_MONEY_WORDS = re.compile(
+    r"credit balance is too low"
+    r"|reached your specified (workspace )?api usage limits"
+    r"|prepayment credits are depleted"
+    r"|exceeded its monthly spending cap"
+    r"|used all available credits"
+    r"|insufficient balance",
+    re.IGNORECASE,
+)
+"""The same in words, where the code is that of a bad request or a rate limit: Anthropic (400), Gemini (429), xAI,
+DeepSeek and Moonshot. Taken for the row's own fault, such a 400 would settle every row that was still to come.
+"""
 
 _STATUS_OF_CODE = {
     "invalid_request_error": 400,
@@ -68,7 +85,6 @@ _STATUS_OF_CODE = {
 
 _WHOLE_RUN = {
     401: "the key was refused",
-    402: "the account has to be paid first",
     403: "the key has no access",
     404: "there is no such model or endpoint",
 }
@@ -135,9 +151,14 @@ def read_fault(status_code: int | None, body: Any) -> Fault | None:
     codes = tuple(dict.fromkeys(_codes(error, listed)))
     status = None if is_ok(status_code) else status_code
     if status is None:
-        inner = as_count(error.get("code"))
+        inner = _inner_status(error.get("code"))
         status = inner if inner in _HTTP else status_of(*codes)
     return Fault(as_text(error.get("message")) or _text_of(body), codes, status, tuple(listed))
+
+
+def _inner_status(code: Any) -> int | None:
+    """Return a code that is a number, or the digits of one (LiteLLM sends them as text)."""
+    return int(code) if isinstance(code, str) and re.fullmatch("[0-9]{3}", code) else as_count(code)
 
 
 def _codes(error: dict[str, Any], details: list[dict[str, Any]]) -> Iterator[str]:
@@ -177,12 +198,13 @@ def read_failure(status_code: int | None, body: Any) -> Reading | None:
     message = fault.message
     if status_code is not None and 300 <= status_code <= 399:
         message = f"redirected, which is not followed; set the base URL to the final address ({message})"
-    retryable = is_retryable(status)
+    # No credit is no fault of the row: it may be sent again once someone has paid.
+    retryable = is_retryable(status) or _is_money(fault)
     return Reading(error=error_info(ErrorType.API_STATUS, message, status, code=code, retryable=retryable))
 
 
 def is_retryable(status_code: int | None) -> bool:
-    """Tell whether the same request may fare better later. No credit is no fault of the row: it may."""
+    """Tell whether the same request may fare better later."""
     return status_code is not None and (status_code in RETRYABLE or 500 <= status_code <= 599)
 
 
@@ -216,7 +238,13 @@ def ends_run(status_code: int | None, body: Any) -> str | None:
     fault = read_fault(status_code, body)
     if fault is None or FILTER_CODES.intersection(fault.codes):
         return None
-    if MONEY_CODES.intersection(fault.codes):
+    if _is_money(fault):
         return f"no credit or quota is left: {fault.message}"
     reason = _WHOLE_RUN.get(fault.status or 0)
     return None if reason is None else f"{reason} (HTTP {fault.status}): {fault.message}"
+
+
+def _is_money(fault: Fault) -> bool:
+    """Tell whether an error is about an account without credit, whatever status and code it comes under."""
+    by_code = fault.status == _PAYMENT_REQUIRED or bool(MONEY_CODES.intersection(fault.codes))
+    return by_code or _MONEY_WORDS.search(fault.message) is not None

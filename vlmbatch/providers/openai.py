@@ -21,6 +21,7 @@ from vlmbatch.providers.common import (
     check_detail,
     check_extra,
     ended_by,
+    include_reasoning,
     join_texts,
     merge_extra,
     no_such_option,
@@ -28,7 +29,7 @@ from vlmbatch.providers.common import (
     split_think,
 )
 from vlmbatch.providers.openai_common import KEYS, URL, check_strict, data_uri, read_batch_line, strict_format
-from vlmbatch.records import Ended, Reading, Usage, no_usage
+from vlmbatch.records import Ended, Reading, Usage
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -46,8 +47,12 @@ FINISH_REASONS = {
     "abort": Ended.ERROR,
     "error": Ended.ERROR,
     "repetition": Ended.CAP,
+    "model_length": Ended.CAP,
+    "insufficient_system_resource": Ended.ERROR,
 }
-"""OpenAI 3.57.0, ChatCompletion; abort, error and repetition are vLLM's (0.33.0), abort SGLang's too (0.5.23)."""
+"""OpenAI 3.57.0, ChatCompletion; abort, error and repetition are vLLM's (0.33.0), abort SGLang's too (0.5.23). Of the
+compatible services, model_length (the context is full) is Mistral's and insufficient_system_resource DeepSeek's.
+"""
 
 _REFUSED_EXTRA = {
     "model": "the model is --model; a line that asks another one would belie run.json",
@@ -259,18 +264,22 @@ def _text_of(piece: Any) -> str:
 
 
 def _read_usage(raw: Any, notes: list[str]) -> tuple[Usage, int | None]:
-    usage, told = no_usage(), as_dict(raw)
+    told = as_dict(raw)
     before, after = as_dict(told.get("prompt_tokens_details")), as_dict(told.get("completion_tokens_details"))
-    usage["input_tokens"] = as_count(told.get("prompt_tokens"))
-    usage["output_tokens"] = as_count(told.get("completion_tokens"))
     reasoning = as_count(after.get("reasoning_tokens"))
-    usage["reasoning_tokens"] = as_count(told.get("reasoning_tokens")) if reasoning is None else reasoning
-    usage["cached_tokens"] = as_count(before.get("cached_tokens"))
-    usage["total_tokens"] = as_count(told.get("total_tokens"))
+    usage: Usage = {
+        "input_tokens": as_count(told.get("prompt_tokens")),
+        "output_tokens": as_count(told.get("completion_tokens")),
+        "reasoning_tokens": as_count(told.get("reasoning_tokens")) if reasoning is None else reasoning,
+        "cached_tokens": as_count(before.get("cached_tokens")),
+        "total_tokens": as_count(told.get("total_tokens")),
+    }
+    include_reasoning(usage)
     note_zero(usage, notes)
     image_tokens = as_count(before.get("image_tokens"))
-    by_kind = as_dict(before.get("multimodal_tokens"))
-    return usage, as_count(by_kind.get("image")) if image_tokens is None else image_tokens
+    if image_tokens is None and "multimodal_tokens" in before:
+        image_tokens = as_count(as_dict(before["multimodal_tokens"]).get("image"))
+    return usage, image_tokens
 
 
 # --- the table of servers ------------------------------------------------------------------------------------

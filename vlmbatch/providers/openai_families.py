@@ -1,6 +1,7 @@
 """What OpenAI's model families take besides the text: efforts, temperature. Dated facts (references/providers.md).
 
-Names are matched behind the last slash, so that a relay's ``openai/gpt-5`` counts too.
+Names are matched behind the last slash, so that a relay's ``openai/gpt-5:nitro`` counts too, and so does a fine-tuned
+model (``ft:o4-mini-2025-04-16:org::id``).
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ _ANY = Family(".*", None, "always", is_sure=False)
 
 def family_of(model: str) -> Family:
     """Return what is known of a model, by its name."""
-    name = model.rpartition("/")[2]
+    name = model.rpartition("/")[2].removeprefix("ft:").partition(":")[0]
     return next((family for family in _FAMILIES if re.fullmatch(family.models, name)), _ANY)
 
 

@@ -7,6 +7,11 @@ sample of small images does not make large ones cheap.
 The interval is a studentised bootstrap. A sample hides the far end of a long tail, so its upper side is taken from the
 sample with one more row in it, farther out than the largest that was seen; where the answers have a limit, a bound that
 needs no assumption but the limit (Anderson's, over the Dvoretzky-Kiefer-Wolfowitz band) cuts it again.
+
+A kind of row of which the sample holds none leaves no trace in it: if one answer in twenty runs to the limit, one sample
+of thirty in five looks like a run without such answers. No method tells the two apart from the rows alone, but the limit
+says how much such a row can take, and the sample's size how many of them there can be. So the high end leaves room for
+that many rows at the limit, and the end without them stands beside it, for the reader who knows that there are none.
 tests/unit/test_calibrate.py counts how often the true total lies inside.
 """
 
@@ -65,7 +70,8 @@ class Total:
         sample_mean: Their mean.
         estimate: The total over all rows, measured ones as measured.
         low: Lower end of the 95 % interval of the total; None below five rows.
-        high: Upper end.
+        high: Upper end; where rows have a limit, with as many of them at the limit as the sample can have missed.
+        high_as_seen: Upper end if the sample holds every kind of row; not above ``high``.
         rows: All rows.
         by: What the rest was estimated from: ``mean``, ``size_classes`` or ``formula``.
     """
@@ -75,6 +81,7 @@ class Total:
     estimate: float
     low: float | None
     high: float | None
+    high_as_seen: float | None
     rows: int
     by: str
 
@@ -96,15 +103,22 @@ def total(points: Sequence[Point], rest: Mapping[int, int], *, cap: float | None
     known, n, left = math.fsum(values), len(values), sum(rest.values())
     model = _explain(points, rest) if left and n >= _LEAST_FOR_BOOTSTRAP else _Model("mean", values, 1.0)
     middle = max(0.0, fmean(model.values))
-    low, high = _interval_of_mean(model, left)
-    if high is not None and cap is not None:
-        high = min(high, _bound_of_mean(values, cap) if model.by == "mean" and left >= n else cap)
+    low, seen = _interval_of_mean(model, left)
+    if low is None or seen is None:
+        return Total(n, known / n, known + left * middle, None, None, None, n + left, model.by)
+    seen = high = max(seen, middle)
+    if cap is not None and left:
+        cap = max(cap, *values, middle)  # a provider that went beyond the limit once may do so again
+        seen = min(seen, _bound_of_mean(values, cap) if model.by == "mean" and left >= n else cap)
+        seen = max(seen, middle)
+        high = max(seen, middle + unseen_share(n, left) * (cap - middle))
     return Total(
         n,
         known / n,
         known + left * middle,
-        None if low is None else known + left * max(0.0, min(low, middle)),
-        None if high is None else known + left * max(high, middle),
+        known + left * max(0.0, min(low, middle)),
+        known + left * high,
+        known + left * seen,
         n + left,
         model.by,
     )
@@ -231,13 +245,13 @@ def _studentised(values: Sequence[float]) -> list[float]:
     """
     n, mean = len(values), fmean(values)
     centred = [value - mean for value in values]
+    squares = list(map(mul, centred, centred))
     floor = _variance(values) / n
     found = []
     for draw in _draws(n):
-        drawn = draw(centred)
-        shift = sum(drawn) / n
-        variance = max(floor, sum(map(mul, drawn, drawn)) / n - shift * shift)
-        found.append(shift / math.sqrt(variance / (n - 1)))
+        shift = sum(draw(centred)) / n
+        variance = sum(draw(squares)) / n - shift * shift
+        found.append(shift / math.sqrt((variance if variance > floor else floor) / (n - 1)))
     return sorted(found)
 
 
@@ -277,6 +291,11 @@ def quantile(values: Sequence[float], part: float) -> float:
     return ordered[max(0, math.ceil(part * len(ordered)) - 1)]
 
 
-def unseen_share(sample: int) -> float:
-    """Return the largest part of all rows that may be of a kind of which the sample happens to hold none (95 %)."""
-    return 1 - math.pow(1 - CONFIDENCE, 1 / sample)
+def unseen_share(sample: int, rest: int) -> float:
+    """Return the largest part of the rest that may be of a kind of which the sample happens to hold none (95 %).
+
+    With N rows in all, K of them of that kind, a sample of n misses them with a chance of about (1 - K / (N - (n - 1) / 2))
+    to the n (never less than the exact, hypergeometric one). For a long run this is 3 / n, nearly.
+    """
+    most = (1 - math.pow(1 - CONFIDENCE, 1 / sample)) * (rest + (sample + 1) / 2)
+    return min(1.0, most / rest) if rest else 0.0

@@ -18,9 +18,10 @@ from vlmbatch.rundir import RunDir
 from vlmbatch.stages import gate, outputs
 from vlmbatch.stages.collect_options import CollectOptions
 from vlmbatch.stages.compare import Side, compare
-from vlmbatch.stages.merge import Merge, Spool
+from vlmbatch.stages.merge import Merge
 from vlmbatch.stages.overlay import Ledger
 from vlmbatch.stages.reviews import load_reviews
+from vlmbatch.stages.spool import Spool
 from vlmbatch.stages.summary import Sources, summarise
 from vlmbatch.stages.targets import check_targets, choose_files
 

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from vlmbatch import jsonl
 from vlmbatch.records import Status
-from vlmbatch.stages.merge import iter_records
+from vlmbatch.stages.merge import is_filled
+from vlmbatch.stages.splice import iter_records
 from vlmbatch.stages.summary import AT_CAP
 
 if TYPE_CHECKING:
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
 
     from vlmbatch.records import Entry, Review
     from vlmbatch.rundir import RunDir
-    from vlmbatch.stages.merge import Line, Read, Spool
+    from vlmbatch.stages.merge import Read
+    from vlmbatch.stages.splice import Line
+    from vlmbatch.stages.spool import Spool
 
 _FAILED = (Status.HTTP_ERROR, Status.NETWORK_ERROR, Status.MISSING)
 _DIGEST_BYTES = 16
@@ -54,6 +57,8 @@ class _Tally:
     equal: int = 0
     field_both: Counter[str] = field(default_factory=Counter)
     field_equal: Counter[str] = field(default_factory=Counter)
+    filled_here: Counter[str] = field(default_factory=Counter)
+    filled_there: Counter[str] = field(default_factory=Counter)
 
     def add(self, one: Mapping[str, Any], other: Mapping[str, Any]) -> None:
         here, there = one["status"], other["status"]
@@ -62,6 +67,9 @@ class _Tally:
         self.there[there] += 1
         if here != there:
             self.changes[here, there] += 1
+        for record, filled in ((one, self.filled_here), (other, self.filled_there)):
+            if record["status"] == Status.OK and isinstance(record["json"], dict):
+                filled.update(name for name in record["json"] if is_filled(record["json"], [name]))
         if here == there == Status.OK:
             self.both_ok += 1
             self.equal += _answer(one) == _answer(other)
@@ -105,9 +113,20 @@ def compare(one: Side, other: Side) -> dict[str, Any]:
         "changes": [{"here": a, "there": b, "count": count} for (a, b), count in tally.changes.most_common()],
         "agreement": {"both_ok": tally.both_ok, "equal": tally.equal, "rate": _rate(tally.equal, tally.both_ok)},
         "fields": {
-            name: {"both": both, "equal": tally.field_equal[name], "rate": _rate(tally.field_equal[name], both)}
-            for name, both in sorted(tally.field_both.items())
+            name: _field(tally, name) for name in sorted({*tally.filled_here, *tally.filled_there, *tally.field_both})
         },
+    }
+
+
+def _field(tally: _Tally, name: str) -> dict[str, Any]:
+    """Return how much of either side's ok answers fills a JSON field, and how much of both has it equal."""
+    both, equal = tally.field_both[name], tally.field_equal[name]
+    return {
+        "both": both,
+        "equal": equal,
+        "rate": _rate(equal, both),
+        "filled_here": _rate(tally.filled_here[name], tally.here[Status.OK]),
+        "filled_there": _rate(tally.filled_there[name], tally.there[Status.OK]),
     }
 
 

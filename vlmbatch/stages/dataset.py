@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from vlmbatch.rundir import RunDir
     from vlmbatch.stages.export import Column
-    from vlmbatch.stages.merge import Line
+    from vlmbatch.stages.splice import Line
 
 DATA_FILE: Final = "data/records.parquet"
 CARD: Final = "README.md"

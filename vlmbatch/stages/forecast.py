@@ -214,7 +214,7 @@ def _calibration(
         formula_ratio=sum(used.values()) / sum(expected.values()) if any(expected.values()) else None,
         rows_apart=sum(abs(used[name] - want) >= APART * want for name, want in expected.items()),
         size_ratio=sum(rows[name].image_tokens for name in billed) / len(billed) / size if size else 1.0,
-        unseen_share=calibrate.unseen_share(len(billed)) if left else 0.0,
+        unseen_share=calibrate.unseen_share(len(billed), left),
         rows_per_s=sample.rows_per_s,
         wall_time_s=left / sample.rows_per_s if sample.rows_per_s else None,
     )

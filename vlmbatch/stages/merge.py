@@ -1,47 +1,39 @@
-"""Results in, records out: one pass over the results files, one over the manifest, each line read once.
+"""Results in: one pass over the results files, in pieces, in which every attempt is read and judged once.
 
-The first pass reads and judges every attempt. Its numbers go into the :class:`~vlmbatch.stages.overlay.Overlay`; what
-the record will say of it goes to a spool file as finished JSON, so that the second pass only splices bytes: the
-record's half from the spool, images and row from the manifest as they stand.
+Its numbers go into the :class:`~vlmbatch.stages.overlay.Overlay`; what the record will say of it goes to the spool as
+finished JSON, so that the second pass, over the manifest, only splices bytes (splice.py).
 """
 
 from __future__ import annotations
 
 import os
-import tempfile
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from vlmbatch import attempts, jsonl, rundir
+from vlmbatch import attempts, jsonl
 from vlmbatch.attempts import Outcome, Reader, relative_name
 from vlmbatch.errors import IntegrityError, Problem
 from vlmbatch.records import MODEL_ANSWERS, ErrorInfo, Event, Reading, Status, Verdict
 from vlmbatch.stages import forked
 from vlmbatch.stages.overlay import IMAGE_SEEN, IMAGE_UNSEEN, RETRY, Ledger, Overlay, Part
+from vlmbatch.stages.splice import half_record
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-    from typing import IO
+    from collections.abc import Callable, Iterator, Sequence
 
     from vlmbatch.attempts import Job, Journal
     from vlmbatch.providers.base import Provider
-    from vlmbatch.records import Asked, Review
+    from vlmbatch.records import Asked
     from vlmbatch.rundir import RunDir
+    from vlmbatch.stages.spool import Spool, SpoolPart
 
 _NAMED_STRANGERS = 5
-_SPOOL_BUFFER = 1 << 20
-_PART_BITS = 40
-_PART_MASK = (1 << _PART_BITS) - 1
 _PIECE_BYTES = 1 << 24
 _MOST_PIECES = 200
 _SMALL_BYTES = 1 << 25
 """Below this many bytes of results, starting helpers takes longer than they save."""
 _SEVERAL = 2
 _BILLED = MODEL_ANSWERS - {Status.REFUSAL}
-_ID_START = b'{"custom_id":"'
-_IMAGES_KEY = b',"images":'
-_ROW_KEY = b',"row":'
-_AFTER_IMAGES = (b',"source_line":', b',"output":')
 
 
 @dataclass(slots=True)
@@ -90,60 +82,6 @@ class Read:
     ledger: Ledger
     overlay: Overlay
     files: list[FileFacts]
-
-
-class SpoolPart:
-    """One scratch file of a :class:`Spool`, filled by whoever reads one piece of the results."""
-
-    def __init__(self, number: int, folder: str | None) -> None:
-        self.file: IO[bytes] = tempfile.TemporaryFile(dir=folder, buffering=_SPOOL_BUFFER)  # noqa: SIM115
-        self._at = number << _PART_BITS
-
-    def put(self, data: bytes) -> tuple[int, int]:
-        """Append; return the place in the spool, and the length."""
-        place, length = self._at, len(data)
-        self.file.write(data)
-        self._at += length
-        return place, length
-
-
-class Spool:
-    """Finished halves of records, fetched by place; gone when closed.
-
-    Args:
-        folder: Where the scratch files stand (without a name); None = the system's place for such files.
-    """
-
-    def __init__(self, folder: str | None) -> None:
-        self._folder = folder
-        self._parts: list[SpoolPart] = []
-        self._fds: list[int] = []
-
-    def new_part(self) -> SpoolPart:
-        """Make room for the next piece."""
-        part = SpoolPart(len(self._parts), self._folder)
-        self._parts.append(part)
-        self._fds.append(part.file.fileno())
-        return part
-
-    def get(self, place: int, length: int) -> bytes:
-        """Return what a part's ``put`` took and flushed."""
-        return os.pread(self._fds[place >> _PART_BITS], length, place & _PART_MASK)
-
-    def of_attempt(self, overlay: Overlay, row: int) -> bytes:
-        """Return the half record of an attempt."""
-        return self.get(overlay.spool_offset[row], overlay.spool_length[row])
-
-    def close(self) -> None:
-        """Give the space back."""
-        for part in self._parts:
-            part.file.close()
-
-    def __enter__(self) -> Spool:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class _Piece(NamedTuple):
@@ -324,128 +262,3 @@ def _unanswered(outcome: Outcome, reading: Reading, status: Status) -> int:
     """
     broken = sum(one.get("sent") is True and one.get("status_code") is None for one in outcome.tries)
     return broken + (status in _BILLED and reading.usage["output_tokens"] is None)
-
-
-# --- records -------------------------------------------------------------------------------------------------
-
-
-def half_record(outcome: Outcome, reading: Reading, verdict: Verdict, *, is_json: bool) -> dict[str, Any]:
-    """Return everything of a record that its winning attempt tells."""
-    text, status = reading.text, verdict.status
-    is_ok = status is Status.OK
-    return {
-        "status": status,
-        "reason": verdict.reason,
-        "text": text,
-        "json": verdict.json,
-        "reasoning": reading.reasoning,
-        "usage": reading.usage,
-        "finish_reason": reading.finish_reason,
-        "model": reading.model,
-        "error": None if is_ok else reading.error or outcome.error,
-        "authoritative": "json" if is_json and is_ok else None if text is None else "text",
-        "notes": [*reading.notes, *verdict.notes],
-        "channel": outcome.channel,
-        "latency_s": outcome.latency_s,
-        "system_fingerprint": reading.fingerprint,
-        "rehearsal": outcome.rehearsal,
-    }
-
-
-def missing_half(*, rehearsal: bool) -> bytes:
-    """Return the half record of a request that has no attempt."""
-    outcome = Outcome("", None, None, None, None, None, None, "", "", None, [], rehearsal, True, None, "", 0, 0, 0)
-    half = half_record(outcome, Reading(), Verdict(Status.MISSING, "no attempt on record"), is_json=False)
-    return jsonl.dumps(half | {"channel": None})
-
-
-class Line(NamedTuple):
-    """One record as it goes to disk, and what of its manifest line it does not hold.
-
-    ``row`` is the input row's own JSON; ``place`` what the manifest says of where the row stood (``source_line``,
-    ``output``), as members without braces, or empty.
-    """
-
-    data: bytes
-    row: bytes
-    place: bytes
-
-
-def iter_records(
-    run: RunDir, read: Read, spool: Spool, *, rehearsal: bool, reviews: Mapping[int, Review]
-) -> Iterator[Line]:
-    """Yield the records, one for each manifest line and in that order.
-
-    Args:
-        run: The run.
-        read: What the first pass found.
-        spool: The halves that it wrote.
-        rehearsal: Whether these are rehearsals.
-        reviews: What reviewers said, by manifest line.
-    """
-    overlay = read.overlay
-    offsets, lengths, lines = overlay.spool_offset, overlay.spool_length, overlay.line
-    kind, kinds, get = overlay.kind, overlay.kinds, spool.get
-    sources = [b',"source_file":%b,"source_line":' % jsonl.dumps(file.name) for file in read.files]
-    nothing = missing_half(rehearsal=rehearsal)
-    manifest = jsonl.iter_lines(run.file(rundir.MANIFEST))
-    for position, ((_, _, line, _), attempt) in enumerate(zip(manifest, overlay.winner, strict=True)):
-        head, images, place, row = cut_entry(line, position)
-        if attempt < 0:
-            half, source, beaten = nothing, b',"source_file":null,"source_line":null', b"[]"
-        else:
-            half = get(offsets[attempt], lengths[attempt])
-            source = b"%b%d" % (sources[kinds[kind[attempt]].file], lines[attempt])
-            beaten = _superseded(read, spool, position)
-        review = jsonl.dumps(reviews[position]) if position in reviews else b"null"
-        data = b'%b,%b%b%b,"superseded":%b,"review":%b,"row":%b}' % (
-            head, half[1:-1], images, source, beaten, review, row,
-        )  # fmt: skip
-        yield Line(data, row, place)
-
-
-def _superseded(read: Read, spool: Spool, position: int) -> bytes:
-    overlay = read.overlay
-    rows = overlay.beaten(position)
-    if not rows:
-        return b"[]"
-    kinds = [overlay.kinds[overlay.kind[row]] for row in rows]
-    return jsonl.dumps(
-        [
-            {
-                "source_file": read.files[kind.file].name,
-                "source_line": overlay.line[row],
-                "status": kind.status,
-                "channel": kind.channel,
-                "usage": jsonl.loads(spool.of_attempt(overlay, row))["usage"],
-            }
-            for row, kind in zip(rows, kinds, strict=True)
-        ]
-    )
-
-
-def cut_entry(data: bytes, position: int) -> tuple[bytes, bytes, bytes, bytes]:
-    """Cut a manifest line into what a record takes over, as the bytes that stand there.
-
-    The keys that are looked for cannot stand inside a JSON string, where their quotes would be escaped; the order
-    of the keys is that of build.
-
-    Returns:
-        The id as the start of an object (``{"custom_id":"…"``), the images with comma and key before them, what stands
-        between them and the row, without the comma (``"source_line":1,"output":"x"``, or nothing), and the row.
-
-    Raises:
-        IntegrityError: The line is damaged.
-    """
-    row = data.find(_ROW_KEY)
-    start = data.find(_IMAGES_KEY, 0, row)
-    if start < 0 or not data.startswith(_ID_START):
-        entry = rundir.parse_entry(data, position)
-        head = b'%b%b"' % (_ID_START, entry.custom_id.encode())
-        return head, _IMAGES_KEY + jsonl.dumps(entry.images), b"", entry.row
-    end = row
-    for key in _AFTER_IMAGES:
-        found = data.find(key, start, end)
-        end = end if found < 0 else found
-    head_end = data.index(b'"', len(_ID_START)) + 1
-    return data[:head_end], data[start:end], data[end + 1 : row], data[row + len(_ROW_KEY) : -1]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from vlmbatch.stages.collect_options import CollectOptions
     from vlmbatch.stages.compare import Side
     from vlmbatch.stages.export import Column, Sink
-    from vlmbatch.stages.merge import Line
+    from vlmbatch.stages.splice import Line
 
 _BLOCK_LINES: Final = 256
 _EVENT_RECORDS: Final = 10_000

@@ -1,0 +1,1 @@
+"""A real SLURM on this machine, for tests."""

@@ -1,0 +1,128 @@
+"""What became of an attempt: what was asked, what the answer says, and whether the row is done."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from vlmbatch import classify, jsonl
+from vlmbatch.attempts.reading import Reader
+from vlmbatch.attempts.shape import Outcome, Settled
+from vlmbatch.records import ATTEMPT_SCHEMA, MODEL_ANSWERS, Asked, Reading
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from vlmbatch.providers.base import Provider
+    from vlmbatch.records import Verdict
+    from vlmbatch.rundir import RunDir
+
+_OK_FIRST, _OK_LAST = 200, 299
+_OURS = b'{"schema":"%s","custom_id":"' % ATTEMPT_SCHEMA.encode()
+_ANSWERED = b',"answered":true}\n'
+
+
+def asked(run: RunDir, provider: Provider, output: str = "") -> Asked:
+    """Return what the run's frozen requests asked for.
+
+    Args:
+        run: The run.
+        provider: Its adapter.
+        output: Name of the pipeline output, empty where the run has none.
+    """
+    answer = run.info.get("answer") or {}
+    wanted = (answer.get("outputs") or {}).get(output) if output else None
+    wanted = answer if wanted is None else wanted
+    request = run.info["request"]
+    params = (request.get("outputs") or {}).get(output) or request.get("params") or {}
+    return Asked(
+        max_tokens=provider.max_tokens(params),
+        json=bool(wanted.get("json")),
+        schema=wanted.get("schema"),
+    )
+
+
+def judge(outcome: Outcome, provider: Provider, asked: Asked) -> tuple[Reading, Verdict]:
+    """Read an outcome's answer and say what became of the request."""
+    reading = read_answer(outcome, provider)
+    return reading, classify.classify(reading, asked)
+
+
+def read_answer(outcome: Outcome, provider: Provider) -> Reading:
+    """Read an outcome's answer; where none came, the sender's own word for why stands."""
+    if outcome.body is None and outcome.error is not None:
+        return Reading(error=outcome.error)
+    return provider.read(outcome.status_code, outcome.body)
+
+
+def is_settled(verdict: Verdict, reading: Reading, outcome: Outcome) -> bool:
+    """Tell whether a row needs no sending any more: the model answered, or the error is final."""
+    if verdict.status in MODEL_ANSWERS:
+        return True
+    error = outcome.error or reading.error
+    return outcome.is_final and error is not None and not error["is_retryable"]
+
+
+def iter_settled(path: str, run: RunDir, provider: Provider, *, rehearsal: bool = False) -> Iterator[Settled]:
+    """Yield what resume needs of each line of a results file, reading no answer that its line already judges.
+
+    A line that we wrote has ``error`` null exactly where the adapter read an answer at the time, and an error that
+    says whether it is final. Every other line (an older or foreign writer, a provider's raw file) is judged anew.
+    Rehearsals count alone (``rehearsal``) or not at all.
+
+    Raises:
+        OSError: The file cannot be read.
+        SchemaVersionError: A newer vlmbatch wrote a line in a shape that this one cannot read.
+    """
+    reader = Reader(path, run, provider)
+    with open(path, "rb", buffering=1 << 20) as file:
+        for number, raw in enumerate(file, start=1):
+            custom_id = _answered_id(raw)
+            if custom_id is not None and not rehearsal:
+                yield Settled(custom_id, None, True, True)
+                continue
+            value = jsonl.parse_object(raw.removeprefix(jsonl.BOM) if number == 1 else raw)
+            settled = None if value is None else _settle(value, number, reader, provider, rehearsal=rehearsal)
+            if settled is not None:
+                yield settled
+
+
+def _settle(
+    value: dict[str, Any], number: int, reader: Reader, provider: Provider, *, rehearsal: bool
+) -> Settled | None:
+    """Return what resume needs of one parsed line, None where it does not count."""
+    settled = _settled_by_word(value)
+    if settled is not None:
+        return None if rehearsal else settled
+    outcome = reader.read(value, number, 0, 0)
+    if outcome is None or outcome.rehearsal != rehearsal:
+        return None
+    reading, verdict = judge(outcome, provider, Asked())
+    is_answer = verdict.status in MODEL_ANSWERS
+    return Settled(outcome.custom_id, outcome.line_sha256, is_settled(verdict, reading, outcome), is_answer)
+
+
+def _answered_id(raw: bytes) -> str | None:
+    """Return whose answer a line of ours says that it is, without parsing it; None where it does not say so.
+
+    ``answered`` is the last key that we write: so what begins as a line of ours and ends in it is whole, unless it is
+    two lines in one (a torn one that another program wrote on).
+    """
+    if not raw.endswith(_ANSWERED) or not raw.startswith(_OURS) or raw.find(_OURS, 1) >= 0:
+        return None
+    start = len(_OURS)
+    return raw[start : raw.index(b'"', start)].decode("ascii", "replace")
+
+
+def _settled_by_word(value: dict[str, Any]) -> Settled | None:
+    """Take a line of ours at its word, None where it has to be judged."""
+    if value.get("schema") != ATTEMPT_SCHEMA or "rehearsal" in value:
+        return None
+    try:
+        error = value["error"]
+        if error is None:
+            answered = _OK_FIRST <= value["status_code"] <= _OK_LAST
+            return Settled(value["custom_id"], value["line_sha256"], True, True) if answered else None
+        settled = not error["is_retryable"] and value.get("final") is not False
+        return Settled(value["custom_id"], value["line_sha256"], True, False) if settled else None
+    except (KeyError, TypeError):
+        return None
