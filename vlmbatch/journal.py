@@ -93,7 +93,7 @@ class Job:
 
     @property
     def knows_rows(self) -> bool:
-        """Whether ``ranges`` are its lines one by one; a job that was found by its tag alone may hold any of the run."""
+        """Whether ``ranges`` are its lines one by one; one that was found by its tag alone may hold any of the run."""
         return len(self.sha256) == _DIGITS
 
     def positions(self) -> Iterator[int]:

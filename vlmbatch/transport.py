@@ -14,7 +14,7 @@ import ssl
 import urllib.request
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import aiohttp
 import httpx
@@ -141,8 +141,8 @@ class Transport:
             timeout_s: Deadline for all of it, in seconds.
             sink: Takes the bytes of a good answer (status 2xx) as they come, instead of ``Answer.body``.
         """
-        trip = _Trip(body, sink)
-        request = httpx.Request(method, _parsed(url), headers=_prepared(tuple(headers.items())), stream=trip)
+        trip = _Trip(_parsed(url), headers, body, sink)
+        request = httpx.Request(method, trip.target.httpx, stream=trip)
         try:
             async with asyncio.timeout(timeout_s):
                 response = await self._client.send(request, stream=True)
@@ -165,19 +165,17 @@ class Transport:
         return Answer(None, code=code, message=message, sent=trip.sent and code not in NEVER_CONNECTED)
 
 
-@lru_cache(maxsize=256)
-def _parsed(url: str) -> httpx.URL:
-    return httpx.URL(url)
+class _Target(NamedTuple):
+    """One address as both libraries take it; parsing it anew for each row would cost more than reading the row."""
+
+    httpx: httpx.URL
+    aiohttp: URL
 
 
 @lru_cache(maxsize=256)
-def _prepared(headers: tuple[tuple[str, str], ...]) -> httpx.Headers:
-    return httpx.Headers(headers)
-
-
-@lru_cache(maxsize=256)
-def _for_network(url: httpx.URL) -> URL:
-    return URL(str(url), encoded=True)
+def _parsed(url: str) -> _Target:
+    parsed = httpx.URL(url)
+    return _Target(parsed, URL(str(parsed), encoded=True))
 
 
 def check_base_url(url: str) -> str:
@@ -234,9 +232,17 @@ _NO_COOKIES: Final = _NoCookies()
 
 
 class _Trip(httpx.AsyncByteStream):
-    """One request's body on its way out, and what has come back: httpx hands it through, its copies are not needed."""
+    """One request on its way out, and what has come back: httpx hands it through, its copies are not needed."""
 
-    def __init__(self, body: bytes | memoryview, sink: Callable[[bytes], object] | None) -> None:
+    def __init__(
+        self,
+        target: _Target,
+        headers: Mapping[str, str],
+        body: bytes | memoryview,
+        sink: Callable[[bytes], object] | None,
+    ) -> None:
+        self.target = target
+        self.headers_out = headers
         self.body = memoryview(body)
         self.sink = sink
         self.sent = False
@@ -297,11 +303,11 @@ class _Network(httpx.AsyncBaseTransport):
         trip = request.stream
         if not isinstance(trip, _Trip):
             raise TypeError("requests of this transport are made by Transport.send")
-        url = request.url
+        url = trip.target.aiohttp
         options: dict[str, Any] = {}
         if url.scheme == "https":
             options["ssl"] = self._tls_context()
-        if self._trust_env and (proxy := self._proxy(url.scheme, url.host)):
+        if self._trust_env and (proxy := self._proxy(url.scheme, url.host or "")):
             options["proxy"] = proxy
         if trip.body.nbytes or request.method == "POST":
             options["data"] = _Payload(trip)
@@ -310,8 +316,8 @@ class _Network(httpx.AsyncBaseTransport):
         try:
             async with self._open().request(
                 request.method,
-                _for_network(url),
-                headers=request.headers.multi_items(),
+                url,
+                headers=trip.headers_out,
                 allow_redirects=False,
                 **options,
             ) as response:

@@ -178,3 +178,14 @@ def test_broken_pipe_ends_quietly(run: Path) -> None:
     assert done.returncode == 141
     assert b"Traceback" not in done.stderr
     assert b"BrokenPipe" not in done.stderr
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_closed_stream_is_no_fault(run: Path, stream: str) -> None:
+    """A program started with a closed stream does its work and says what it can."""
+    close = f"import os, sys; os.close({1 if stream == 'stdout' else 2}); os.execv(sys.executable, sys.argv[1:])"
+    words = [sys.executable, "-m", "vlmbatch", "collect", str(run)]
+    done = subprocess.run([sys.executable, "-c", close, *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 0
+    assert "Traceback" not in done.stderr
+    assert ("missing" in done.stdout) == (stream == "stderr")

@@ -19,6 +19,8 @@ from referencing import Registry, Resource
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from jsonschema import ValidationError
+
 FOLDER = Path(__file__).resolve().parents[2] / "vlmbatch" / "data" / "schemas"
 NAMES = sorted(path.name.removesuffix(".v1.json") for path in FOLDER.glob("*.v1.json"))
 """Names of the schemas of files; pipeline.schema.json describes what users write, and is closed as it is."""
@@ -77,8 +79,15 @@ def validator(name: str, *, is_strict: bool = True) -> Draft202012Validator:
 
 def faults(value: Any, name: str, *, is_strict: bool = True) -> list[str]:
     """Return where a value breaks a schema, one sentence each."""
-    found = validator(name, is_strict=is_strict).iter_errors(value)
+    found = map(_cause, validator(name, is_strict=is_strict).iter_errors(value))
     return [f"{error.json_path}: {error.message[:300]}" for error in found]
+
+
+def _cause(error: ValidationError) -> ValidationError:
+    """Return what is behind an error of a choice: of the schemas that did not fit, the one that came farthest."""
+    while error.context:
+        error = max(error.context, key=lambda one: (len(one.absolute_path), one.validator != "type"))
+    return error
 
 
 def described(name: str) -> set[str]:

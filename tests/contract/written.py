@@ -8,12 +8,14 @@ import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 from tests.cli.doors import Called, call
 from tests.pictures import png
 from vlmbatch.rehearsal.faults import parse_faults
 from vlmbatch.rehearsal.samples import TABLE, draw
 from vlmbatch.rehearsal.server import serve
+from vlmbatch.slurm import Submitted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -173,6 +175,9 @@ def converted(place: Path) -> Written:
     words = ("--provider", "anthropic", "--model", "claude-sonnet-5", "--prompt", "What?")
     run = made.build("run", samples(place) / "charts", *words, *anew)
     made.call("run", run, "--rehearsal")
+    queued = Submitted(array="17", parts=(0, 1), follow_up="18", folder="slurm")  # what a cluster would have said
+    with mock.patch("vlmbatch.slurm.submit", return_value=queued):
+        made.call("run", run, "--slurm", "2")
     return made
 
 

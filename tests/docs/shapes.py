@@ -151,6 +151,6 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "problem": data("problem"),
     "data of build": data("build"),
     "data of estimate": data("estimate", "image_size", "over", "over_line", "large", "receipt"),
-    "data of run": data("run", "endpoint", "jobs", "job", "flaw"),
+    "data of run": data("run", "queued", "endpoint", "jobs", "job", "flaw"),
     "data of collect": data("collect", "comparison", "column", "change", "field"),
 }

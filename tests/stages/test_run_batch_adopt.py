@@ -72,7 +72,7 @@ def test_command_about_some_rows_sends_no_more_than_those(tmp_path: Path) -> Non
         send(run, server, detach=True)
         server.store.jobs.clear()
         _cut_journal(run, "creating")
-        send(run, server, rows=[1], resubmit_lost=False)
+        send(run, server, rows=[1])
         assert _submitted(server) == {ids(run)[1]: 1}
         send(run, server)
         assert _submitted(server) == dict.fromkeys(ids(run), 1)
@@ -169,18 +169,20 @@ def test_job_that_shows_up_late_is_taken_up_after_all(tmp_path: Path) -> None:
     assert (result.submitted, result.adopted, result.downloaded) == (0, 1, 1)
 
 
-def test_two_jobs_with_one_tag_are_told_and_the_older_is_taken(tmp_path: Path) -> None:
-    """Somebody else's double submission is visible, and does not make a third."""
+def test_two_jobs_with_one_tag_are_told_and_both_are_fetched(tmp_path: Path) -> None:
+    """Somebody else's double submission is visible, its answers are paid for and kept, and there is no third."""
     run = make(tmp_path, rows=3)
     heard = Heard()
     with serve() as server:
         send(run, server, detach=True)
         (first,) = server.store.jobs
-        server.store.add_job(first.api, first.rows, data=b"again", marks=first.marks)
+        second = server.store.add_job(first.api, first.rows, data=b"again", marks=first.marks)
         os.unlink(run.file("batches.jsonl"))
         result = send(run, server, heard=heard)
-        assert [job.batch_id for job in result.jobs] == [f"batch_{first.id}"]
-    assert "two jobs for the same rows" in heard.said()
+        assert [job.batch_id for job in result.jobs] == [f"batch_{first.id}", f"batch_{second.id}"]
+        assert len(server.store.jobs) == 2
+    assert result.downloaded == 2
+    assert "several jobs for the same rows" in heard.said()
 
 
 @EVERY_KIND

@@ -244,7 +244,9 @@ def test_gemini_create_stands_at_the_model_and_is_named_by_the_tag() -> None:
 def test_tags_of_a_run_share_a_beginning_and_differ_by_job_and_turn() -> None:
     """One word that fits a display name and a file name."""
     others = {TAG._replace(turn=3).name, TAG._replace(job="9" * 64).name, TAG._replace(run="e" * 64).name}
-    assert TAG.name.startswith(Tag.prefix(TAG.run))
+    assert Tag.read(TAG.name, TAG.run) == (TAG.job[:16], TAG.turn)
+    assert Tag.read(TAG.name, "e" * 64) is None
+    assert Tag.read(f"{TAG.name}-more", TAG.run) is None
     assert TAG.name not in others
     assert len(others) == 3
     assert len(TAG.name) < 64

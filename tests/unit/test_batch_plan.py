@@ -62,11 +62,10 @@ def test_nothing_wanted_is_no_job(run: RunDir) -> None:
     assert plan(run, bytearray(23)) == []
 
 
-def test_tokens_count_text_by_its_bytes(run: RunDir) -> None:
-    """Without images the estimate is a quarter of the bodies' bytes."""
-    jobs = with_tokens(run, plan(run, bytearray(b"\x01" * 23)))
-    bodies = [entry.body_length // 4 for entry in run.iter_entries()]
-    assert [job.tokens for job in jobs] == [sum(bodies[start : start + 5]) for start in range(0, 23, 5)]
+def test_tokens_of_a_job_are_those_of_its_rows(run: RunDir) -> None:
+    """Rows are counted one by one; jobs that overlap count a row each."""
+    jobs = [Planned("", ((0, 2), (4, 5))), Planned("", ((0, 23),))]
+    assert [job.tokens for job in with_tokens(run, jobs, lambda entry: 10 + entry.position)] == [10 + 11 + 14, 483]
 
 
 def test_line_numbers_lead_to_custom_ids(run: RunDir) -> None:

@@ -222,6 +222,20 @@ def test_empty_account_told_by_a_code_ends_the_run(code: str) -> None:
     assert providers.get("compatible").ends_run(429, {"error": {"message": "m", "type": code}}) is not None
 
 
+@pytest.mark.parametrize(
+    ("message", "ends"),
+    [
+        ("User location is not supported for the API use.", True),
+        ("Gemini API free tier is not available in your country. Please enable billing on your project.", True),
+        ("The File abc is not in an ACTIVE state and usage is not allowed.", False),
+    ],
+)
+def test_gemini_country_that_is_not_served_ends_the_run(message: str, ends: bool) -> None:
+    """A failed precondition is the account's trouble or that of one stored file: its sentence tells which."""
+    body = {"error": {"code": 400, "message": message, "status": "FAILED_PRECONDITION"}}
+    assert (providers.get("gemini").ends_run(400, body) is not None) is ends
+
+
 def test_good_answer_ends_no_run() -> None:
     """An answer is no error."""
     assert providers.get("openai").ends_run(200, {"choices": [{"message": {"content": "red"}}]}) is None

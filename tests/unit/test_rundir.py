@@ -14,10 +14,10 @@ from vlmbatch.errors import InputError, IntegrityError, SchemaVersionError
 from vlmbatch.freeze import custom_id
 from vlmbatch.rundir import Draft, IdIndex, Lock, RunDir
 
-_hex8 = st.text("0123456789abcdef", min_size=8, max_size=8)
-
 if TYPE_CHECKING:
     from pathlib import Path
+
+_hex8 = st.text("0123456789abcdef", min_size=8, max_size=8)
 
 
 @given(st.dictionaries(st.integers(0, 3_000_000), _hex8, max_size=30), st.integers(0, 3_000_001), _hex8)

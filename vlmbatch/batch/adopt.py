@@ -157,7 +157,7 @@ async def _tagged(work: Work) -> dict[str, list[Batch]]:
         batches.sort(key=lambda batch: batch.phase is Phase.FAILED)
         same = [batch.id for batch in batches if batch.phase is not Phase.FAILED]
         if len(same) > 1:
-            work.warn(f"the provider has {len(same)} jobs for the same rows: {', '.join(same)}")
+            work.warn(f"the provider has several jobs for the same rows: {', '.join(same)}")
     return found
 
 

@@ -48,7 +48,7 @@ async def send_batches(
     wanted: bytearray,
     index: IdIndex,
     *,
-    count_tokens: Callable[[Entry], int] | None = None,
+    count_tokens: Callable[[Entry], int],
     on_event: Callable[[Event], None] | None = None,
     stop: Stop | None = None,
 ) -> BatchResult:
@@ -63,7 +63,7 @@ async def send_batches(
         options: Where to, how, and what to do.
         wanted: 1 for each manifest line that is to be sent; not looked at unless ``options.action`` is ``send``.
         index: The run's ids.
-        count_tokens: Estimates a row's input tokens; needed where ``options`` limit them.
+        count_tokens: Estimates a row's input tokens; asked only where ``options`` limit them.
         on_event: Hears notes, warnings and progress (rows through, of rows in jobs).
         stop: Asked once, the step at hand is finished and everything open is left to the next command; asked twice,
             the step is broken off, which the journal survives.
@@ -94,9 +94,7 @@ def _nobody(event: Event) -> None:
 class _Channel:
     """One command of the batch channel."""
 
-    def __init__(
-        self, work: Work, wanted: bytearray, count_tokens: Callable[[Entry], int] | None, stop: Stop | None
-    ) -> None:
+    def __init__(self, work: Work, wanted: bytearray, count_tokens: Callable[[Entry], int], stop: Stop | None) -> None:
         self._work = work
         self._left = bytearray(wanted if work.options.action == "send" else len(wanted))
         self._count_tokens = count_tokens
@@ -255,10 +253,11 @@ class _Channel:
             for start, end in job.ranges:
                 wanted[start:end] = bytes(end - start)
         jobs = plan(self._work.run, wanted)
-        if self._count_tokens is not None:
+        if jobs and self._work.options.max_enqueued_tokens is not None:
             in_flight = [Planned(job.shard, job.ranges) for job in open_jobs]
-            jobs, in_flight = (with_tokens(self._work.run, one, self._count_tokens) for one in (jobs, in_flight))
-            self._tokens = {job.key: one.tokens for job, one in zip(open_jobs, in_flight, strict=True)}
+            counted = with_tokens(self._work.run, [*jobs, *in_flight], self._count_tokens)
+            jobs = counted[: len(jobs)]
+            self._tokens = {job.key: one.tokens for job, one in zip(open_jobs, counted[len(jobs) :], strict=True)}
         self._queue = deque(jobs)
 
     async def _submit_what_fits(self) -> int:

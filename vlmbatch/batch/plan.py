@@ -116,15 +116,8 @@ def with_tokens(run: RunDir, jobs: list[Planned], count: Callable[[Entry], int])
 
     Args:
         run: The run.
-        jobs: Jobs that share no row.
+        jobs: The jobs.
         count: Estimates a row's input tokens.
     """
-    sums = [0] * len(jobs)
-    owner = [-1] * run.requests
-    for number, job in enumerate(jobs):
-        for start, end in job.ranges:
-            owner[start:end] = [number] * (end - start)
-    for entry in run.iter_entries() if jobs else ():
-        if owner[entry.position] >= 0:
-            sums[owner[entry.position]] += count(entry)
-    return [job._replace(tokens=total) for job, total in zip(jobs, sums, strict=True)]
+    rows = [count(entry) for entry in run.iter_entries()] if jobs else []
+    return [job._replace(tokens=sum(sum(rows[start:end]) for start, end in job.ranges)) for job in jobs]

@@ -82,6 +82,9 @@ def _root(
 
 def main(argv: list[str] | None = None, *, prog_name: str = "vlmbatch") -> None:
     """Run the command line and leave with its exit status (docs/reference/exit-codes.md)."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by whoever started us
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  (lives as long as we do)
     words = sys.argv[1:] if argv is None else argv
     is_completion = "_VLMBATCH_COMPLETE" in os.environ
     called = next((word for word in words if not word.startswith("-")), "")

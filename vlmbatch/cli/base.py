@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vlmbatch.console import Console, ReaderLeft, out_bytes
-from vlmbatch.errors import Exit, InputError, VlmbatchError
+from vlmbatch.errors import Exit, InputError, Interrupted, VlmbatchError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -106,6 +106,8 @@ def run_app(app: typer.Typer, argv: Sequence[str], prog_name: str) -> int:
     try:
         code = app(args=list(argv), prog_name=prog_name, standalone_mode=False)
         sys.stdout.flush()
+        if code == Exit.INTERRUPTED:  # typer makes a status of Ctrl-C, and says nothing
+            return _fail(Interrupted("interrupted"), command, as_json=as_json, console=console)
         return code if isinstance(code, int) else Exit.DONE
     except Told as told:
         return told.error.exit_code
@@ -114,8 +116,7 @@ def run_app(app: typer.Typer, argv: Sequence[str], prog_name: str) -> int:
     except typer.TyperException as error:
         return _usage(error, command, as_json=as_json, console=console)
     except (KeyboardInterrupt, typer.Abort):
-        console.line("interrupted")
-        return Exit.INTERRUPTED
+        return _fail(Interrupted("interrupted"), command, as_json=as_json, console=console)
     except (ReaderLeft, BrokenPipeError):
         # Whoever read our output has left; say nothing more, to nobody.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

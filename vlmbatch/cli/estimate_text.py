@@ -8,7 +8,10 @@ from vlmbatch.console import duration, number_bytes, out, safe, table
 
 if TYPE_CHECKING:
     from vlmbatch.stages.estimate_options import EstimateResult
-    from vlmbatch.stages.forecast import Calibration, Usd
+    from collections.abc import Sequence
+    from decimal import Decimal
+
+    from vlmbatch.stages.forecast import Calibration, Forecast
 
 _SHOWN = 10
 
@@ -46,7 +49,7 @@ def show(result: EstimateResult) -> None:
     blocks = [_plan(result), _tokens(result), _largest(result)]
     calibration = result.forecast.calibration
     if calibration is not None:
-        blocks.append(_sample(calibration))
+        blocks.append(_sample(calibration, result.forecast))
     blocks += [_price(result), _verdict(result), _receipts(result), _last(result)]
     out("\n\n".join(block for block in blocks if block))
 
@@ -76,30 +79,46 @@ def _plan(result: EstimateResult) -> str:
 
 def _tokens(result: EstimateResult) -> str:
     load, found = result.load, result.forecast
-    images = _range(load.image_tokens, load.image_tokens_low, load.image_tokens_high)
-    rows = [
-        ("images, by formula", _per(load.image_tokens, load.requests), *images),
-        (f"text, {result.record['text_tokens']['rule']}", _per(result.text_tokens, load.requests), *_known(result)),
-    ]
+    images = load.image_tokens, load.image_tokens_low, load.image_tokens_high, load.image_tokens_high
     way = "measured" if found.calibration else "images and text"
-    spans = {f"input, {way}": found.input_tokens, "output": found.output_tokens, "reasoning": found.reasoning_tokens}
-    rows += [(name, _per(span.mid, load.requests), *_range(*span)) for name, span in spans.items() if span is not None]
+    spans = {
+        "images, by formula": images,
+        f"text, {result.record['text_tokens']['rule']}": (result.text_tokens,) * 4,
+        f"input, {way}": found.input_tokens,
+        "output": found.output_tokens,
+        "reasoning": found.reasoning_tokens,
+    }
+    rows = [
+        (name, _per(span[0], load.requests), *_range(*span, has_room=_has_room(found)))
+        for name, span in spans.items()
+        if span is not None
+    ]
     scheme = result.scheme.describe() if result.scheme else "no rule is known for this model: a range over all rules"
     detail = f", detail {result.detail}" if result.detail else ""
     return f"image tokens: {safe(scheme)}{safe(detail)}\n" + table(
-        ("tokens", "a request", "low", "whole run", "high"), rows, right="lrrrr"
+        ("tokens", "a request", "low", "whole run", *_ends(found)), rows, right="lrrrrr"
     )
 
 
-def _known(result: EstimateResult) -> tuple[str, str, str]:
-    return _range(result.text_tokens, result.text_tokens, result.text_tokens)
+def _has_room(found: Forecast) -> bool:
+    """Tell whether the high end leaves room for rows that the sample missed, so that there are two of them to show."""
+    made = found.output_tokens
+    return made is not None and made.high != made.high_as_seen
 
 
-def _range(mid: float | None, low: float | None, high: float | None) -> tuple[str, str, str]:
+def _ends(found: Forecast) -> tuple[str, ...]:
+    """Return the names of the upper ends."""
+    return ("high as seen", "high") if _has_room(found) else ("high",)
+
+
+def _range(
+    mid: float | None, low: float | None, high: float | None, seen: float | None, *, has_room: bool
+) -> tuple[str, ...]:
     """Return low, middle and high as cells; an end that adds nothing to the middle is left empty."""
+    highs: Sequence[float | None] = (seen, high) if has_room else (high,)
     if low == mid == high:
-        return "", _number(mid), ""
-    return _number(low), _number(mid), _number(high)
+        return ("", _number(mid), *("" for _ in highs))
+    return _number(low), _number(mid), *map(_number, highs)
 
 
 def _number(value: float | None) -> str:
@@ -118,7 +137,7 @@ def _largest(result: EstimateResult) -> str:
     return table(("tokens", "size", "image", "custom_id"), rows, title="largest images", right="rr") if rows else ""
 
 
-def _sample(one: Calibration) -> str:
+def _sample(one: Calibration, found: Forecast) -> str:
     reasoning = one.means["reasoning"]
     limit = f" of {one.limit:,}" if one.limit else ""
     rows: list[tuple[str, str]] = [
@@ -130,7 +149,8 @@ def _sample(one: Calibration) -> str:
         ("measured input by formula", "?" if one.formula_ratio is None else f"{one.formula_ratio:.3f}"),
     ]
     if one.unseen_share:
-        rows.append(("a kind of row that the sample missed", f"may be up to {one.unseen_share:.1%} of all rows"))
+        room = "; high takes them at the output limit, high as seen leaves them out" if _has_room(found) else ""
+        rows.append(("a kind of row that the sample missed", f"may be up to {one.unseen_share:.1%} of the rest{room}"))
     if one.rows_per_s and one.wall_time_s is not None:
         rows.append(("throughput seen, time for the rest", f"{one.rows_per_s:,.1f}/s, {duration(one.wall_time_s)}"))
     return table(("sample", ""), rows)
@@ -138,21 +158,22 @@ def _sample(one: Calibration) -> str:
 
 def _price(result: EstimateResult) -> str:
     found, prices = result.forecast, result.prices
+    has_room = _has_room(found)
     rows = [
-        (name, *_usd(usd))
-        for name, usd in (("realtime", found.realtime_usd), ("batch", found.batch_usd))
-        if usd is not None
+        (name, *(_money(usd) for usd in (one.low, one.mid, *([one.high_as_seen] if has_room else []), one.high)))
+        for name, one in (("realtime", found.realtime_usd), ("batch", found.batch_usd))
+        if one is not None
     ]
     if not rows:
         return ""
     source = f"{prices.price_source or 'source not told'}, {prices.price_date or 'date not told'}"
     sample = f", sample of {found.calibration.billed:,} rows, 95 % range" if found.calibration else ", by formula"
-    return table(("USD", "low", "expected", "high"), rows, title=f"price ({source}{sample})", right="lrrr")
+    heads = ("USD", "low", "expected", *_ends(found))
+    return table(heads, rows, title=f"price ({source}{sample})", right="lrrrr")
 
 
-def _usd(usd: Usd) -> tuple[str, str, str]:
-    low, mid, high = ("?" if value is None else f"{value:,.4f}" for value in (usd.low, usd.mid, usd.high))
-    return low, mid, high
+def _money(value: Decimal | None) -> str:
+    return "?" if value is None else f"{value:,.4f}"
 
 
 def _verdict(result: EstimateResult) -> str:

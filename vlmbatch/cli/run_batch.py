@@ -117,13 +117,13 @@ def print_batch(result: BatchResult) -> None:
     ]
     out(f"jobs: {', '.join(part for part in done if part)}")
     if result.rows_open:
-        out(f"open: {result.rows_open:,} row(s) in jobs that have not ended; the same command looks after them")
+        out(f"open: {result.rows_open:,} row(s) in jobs that have not ended, or not been fetched: the same command goes on")
     if result.rows_waiting:
         out(f"waiting: {result.rows_waiting:,} row(s) in no job yet; the same command submits them")
 
 
 def _about(job: JobReport) -> str:
-    what = job.shard or f"{job.requests:,} single row(s)"
+    what = job.shard or "single rows"
     state = job.state or "not known at the provider"
     files = f" -> {', '.join(job.files)}" if job.files else ""
     why = f" ({job.why})" if job.why else ""

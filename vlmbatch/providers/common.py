@@ -219,12 +219,16 @@ def _leading_block(text: str, *, is_first: bool) -> tuple[str, str] | None:
 
 
 def ended_by(table: Mapping[str, Ended], finish_reason: str | None, notes: list[str]) -> Ended:
-    """Return what a finish reason means; one that no table knows is kept as it came, noted, and taken for a stop."""
+    """Return what a finish reason means; one that no table knows is kept as it came, noted, and taken for a stop.
+
+    What stands behind a colon only adds to the reason (``content_filter: RECITATION``, from Gemini's OpenAI endpoint).
+    """
     if finish_reason is None:
         return Ended.STOP
-    if finish_reason not in table:
+    ended = table.get(finish_reason) or table.get(finish_reason.partition(":")[0])
+    if ended is None:
         notes.append("unknown_finish_reason")
-    return table.get(finish_reason, Ended.STOP)
+    return ended or Ended.STOP
 
 
 def include_reasoning(usage: Usage) -> None:

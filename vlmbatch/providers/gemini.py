@@ -96,6 +96,9 @@ _RPC_STATUS = {
 }
 """google.rpc.Code to HTTP status, as google/rpc/code.proto maps them."""
 
+_NOT_SERVED = re.compile("location is not supported|not available in your country", re.IGNORECASE)
+"""What FAILED_PRECONDITION says about a country; it also stands for a stored file that is not ready."""
+
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)s")
 
 
@@ -194,12 +197,14 @@ class Gemini(Adapter):
         return _read_content(body, status_code)
 
     def ends_run(self, status_code: int | None, body: Any) -> str | None:
-        """Return why no other row can fare better either: besides the usual, a bad key (a 400 here), a day's quota."""
+        """Return why no other row can fare better either: a bad key or country (both 400), a day's quota, the usual."""
         fault = failures.read_fault(status_code, body)
         if fault is None:
             return None
         if "API_KEY_INVALID" in fault.codes:
             return f"the key was refused (HTTP {fault.status}): {fault.message}"
+        if "FAILED_PRECONDITION" in fault.codes and _NOT_SERVED.search(fault.message):
+            return f"the account is not served from here (HTTP {fault.status}): {fault.message}"
         if fault.status == 429 and _is_day_quota(fault.details):
             return f"the quota of today is used up: {fault.message}"
         return failures.ends_run(status_code, body)

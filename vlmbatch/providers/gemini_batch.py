@@ -74,12 +74,14 @@ class BatchGenerate(BatchApi):
         value = as_dict(body)
         metadata = as_dict(value.get("metadata"))
         state = (as_text(metadata.get("state")) or "unknown").removeprefix("BATCH_STATE_")
+        is_done = value.get("done") is True
         error = as_dict(value.get("error"))
         stats = as_dict(metadata.get("batchStats"))
         total, waiting = _number(stats.get("requestCount")), _number(stats.get("pendingRequestCount"))
         output = as_dict(metadata.get("output")) or as_dict(value.get("response"))
         results_file = as_text(output.get("responsesFile"))
-        phase = Phase.FAILED if state == "FAILED" else Phase.ENDED if state in _ENDED else Phase.OPEN
+        is_failed = state == "FAILED" or (is_done and state not in _ENDED and bool(error))
+        phase = Phase.FAILED if is_failed else Phase.ENDED if is_done or state in _ENDED else Phase.OPEN
         fetch = Call("GET", f"/download/{self._version}/{results_file}:download?alt=media")
         is_full = phase is Phase.FAILED and error.get("code") == _RESOURCE_EXHAUSTED
         return Batch(

@@ -29,7 +29,7 @@ from vlmbatch.providers.common import (
     split_think,
 )
 from vlmbatch.providers.openai_common import KEYS, URL, check_strict, data_uri, read_batch_line, strict_format
-from vlmbatch.records import Ended, Reading, Usage
+from vlmbatch.records import Ended, ErrorInfo, Reading, Usage
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -48,10 +48,12 @@ FINISH_REASONS = {
     "error": Ended.ERROR,
     "repetition": Ended.CAP,
     "model_length": Ended.CAP,
+    "max_tokens": Ended.CAP,
     "insufficient_system_resource": Ended.ERROR,
 }
 """OpenAI 3.57.0, ChatCompletion; abort, error and repetition are vLLM's (0.33.0), abort SGLang's too (0.5.23). Of the
-compatible services, model_length (the context is full) is Mistral's and insufficient_system_resource DeepSeek's.
+compatible services, model_length (the context is full) is Mistral's and insufficient_system_resource DeepSeek's; some
+relays hand on max_tokens as it came.
 """
 
 _REFUSED_EXTRA = {
@@ -206,9 +208,7 @@ def _read_choice(body: dict[str, Any], status_code: int | None) -> Reading:
         ended = Ended.TOOL
     error = None
     if ended is Ended.ERROR or as_dict(choice.get("error")):
-        fault = failures.read_fault(None, choice)
-        told = fault.message if fault else f"the server dropped the request (finish reason {finish_reason})"
-        ended, text, error = Ended.ERROR, None, failures.gave_up(finish_reason, told, status_code)
+        ended, text, error = Ended.ERROR, None, _dropped(choice, finish_reason, status_code)
     usage, image_tokens = _read_usage(body.get("usage"), notes)
     return Reading(
         text=text,
@@ -223,6 +223,17 @@ def _read_choice(body: dict[str, Any], status_code: int | None) -> Reading:
         fingerprint=as_text(body.get("system_fingerprint")),
         error=error,
         notes=tuple(notes),
+    )
+
+
+def _dropped(choice: dict[str, Any], finish_reason: str | None, status_code: int | None) -> ErrorInfo:
+    """Return why a choice came to nothing: by the status of its own error (OpenRouter), else as a dropped request."""
+    told = failures.read_failure(None, choice)
+    if told is not None and told.error is not None and told.error["status_code"] not in {None, 200}:
+        return told.error
+    said = told.error["message"] if told is not None and told.error is not None else None
+    return failures.gave_up(
+        finish_reason, said or f"the server dropped the request (finish reason {finish_reason})", status_code
     )
 
 

@@ -123,8 +123,7 @@ class Responses(Adapter):
 
     def read(self, status_code: int | None, body: Any) -> Reading:
         """Read one answer; a failed one comes under status 200 with its cause inside."""
-        is_ok = failures.is_ok(status_code) and isinstance(body, dict)
-        if is_ok and "output" in body and isinstance(body.get("status"), str):
+        if failures.is_ok(status_code) and isinstance(body, dict) and _is_response(body):
             return _read_response(body, status_code)
         return failures.read_failure(status_code, body) or failures.not_an_answer(status_code, body)
 
@@ -146,12 +145,20 @@ def _part(part: Part, ask: Ask) -> dict[str, Any]:
 # --- reading -------------------------------------------------------------------------------------------------
 
 
+def _is_response(body: dict[str, Any]) -> bool:
+    """Tell whether a body is a response: its status is optional (openai 3.57.0), but then it must report no error."""
+    is_whole = isinstance(body.get("output"), list) and not body.get("error")
+    return is_whole or ("output" in body and isinstance(body.get("status"), str))
+
+
 def _read_response(body: dict[str, Any], status_code: int | None) -> Reading:
     notes: list[str] = []
-    status = body["status"]
+    status = as_text(body.get("status")) or "completed"
     finish_reason = as_text(as_dict(body.get("incomplete_details")).get("reason")) if status == "incomplete" else None
     finish_reason = finish_reason or status
     ended = ended_by(FINISH_REASONS, finish_reason, notes)
+    if status == "incomplete" and "unknown_finish_reason" in notes:
+        ended = Ended.CAP  # a word of its own for a cut answer (Volcengine says length)
     texts, refusal, is_call = _read_messages(as_list(body.get("output")))
     text = join_texts(texts)
     if text is None and is_call and ended is Ended.STOP:

@@ -8,20 +8,22 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from vlmbatch import attempts, journal, resume, rundir
+from vlmbatch import attempts, journal, resume, rundir, tokens
 from vlmbatch.batch.channel import send_batches
 from vlmbatch.errors import InputError
 from vlmbatch.progress import ProgressFileReporter
 from vlmbatch.records import MODEL_ANSWERS, Status
+from vlmbatch.stages import workload
 from vlmbatch.stages.sending import addresses, in_loop, need_key
 from vlmbatch.transport import without_query
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from vlmbatch.attempts import Outcome
     from vlmbatch.batch.base import BatchOptions, BatchResult
-    from vlmbatch.rundir import IdIndex
+    from vlmbatch.records import Entry
+    from vlmbatch.rundir import IdIndex, RunDir
     from vlmbatch.stages.task import RunResult, Task
 
 _REHEARSAL_POLL_S = 0.2
@@ -45,6 +47,7 @@ def send(task: Task, key: str | None, options: BatchOptions) -> RunResult:
     _check(task)
     started = time.monotonic()
     index = task.run.index()
+    is_asked = _asked(task, index)
     with addresses(task) as (base_url,):
         if not asked.rehearsal:
             need_key(task, [base_url], key)
@@ -54,16 +57,22 @@ def send(task: Task, key: str | None, options: BatchOptions) -> RunResult:
             key=key,
             timeout_s=asked.policy.timeout_s,
             poll_interval_s=min(options.poll_interval_s, _REHEARSAL_POLL_S if asked.rehearsal else math.inf),
-            resubmit_lost=asked.limit is None and asked.ids is None and asked.num_shards == 1,
             rehearsal=asked.rehearsal,
         )
         reporters = _reporters(task)
         result = in_loop(
             lambda: send_batches(
-                task.run, task.provider, filled, task.selection.wanted, index, on_event=task.on_event, stop=task.stop
+                task.run,
+                task.provider,
+                filled,
+                _left(task, is_asked, index),
+                index,
+                count_tokens=_row_tokens(task.run),
+                on_event=task.on_event,
+                stop=task.stop,
             )
         )
-    rows = _Rows(task, index)
+    rows = _Rows(task, index, is_asked)
     rows.count([file for job in result.jobs for file in job.files])
     for reporter in reporters:
         reporter.record_completed(rows.answers)
@@ -111,10 +120,10 @@ class _Rows:
         output_tokens: Likewise, reasoning included.
     """
 
-    def __init__(self, task: Task, index: IdIndex) -> None:
+    def __init__(self, task: Task, index: IdIndex, is_asked: bytearray) -> None:
         self._task = task
         self._index = index
-        self._is_asked = _asked(task, index)
+        self._is_asked = is_asked
         self.statuses: Counter[str] = Counter()
         self.errors: Counter[str] = Counter()
         self.in_batch = self.input_tokens = self.output_tokens = 0
@@ -147,8 +156,7 @@ class _Rows:
                         kinds[position] = _kind(outcome)
         self.statuses.update(order[number - 1].value for number in last if number)
         self.errors.update(kinds.values())
-        in_flight = set(journal.in_flight(task.run)) if not task.options.rehearsal else set()
-        self.in_batch = sum(self._is_asked[position] for position in in_flight)
+        self.in_batch = len(_in_flight(task, self._is_asked))
 
 
 def _asked(task: Task, index: IdIndex) -> bytearray:
@@ -160,6 +168,44 @@ def _asked(task: Task, index: IdIndex) -> bytearray:
     for position in resume.positions(task.run, limit=options.limit):
         marks[position] = 1
     return marks
+
+
+def _in_flight(task: Task, is_asked: bytearray) -> set[int]:
+    """Return the rows of the command that are in an open job."""
+    if task.options.rehearsal:
+        return set()
+    return {position for position in journal.in_flight(task.run) if is_asked[position]}
+
+
+def _left(task: Task, is_asked: bytearray, index: IdIndex) -> bytearray:
+    """Return 1 for each row that is to be sent, or would be if the open job that it is in came to nothing."""
+    left = bytearray(task.selection.wanted)
+    in_flight = _in_flight(task, is_asked)
+    marks = bytearray(task.run.requests)
+    if len(in_flight) != task.selection.in_batch:  # some were answered by other means
+        marks = resume.read_standing(task.run, task.provider, index).marks
+    for position in in_flight:
+        if marks[position] == resume.Mark.OPEN:
+            left[position] = 1
+    return left
+
+
+def _row_tokens(run: RunDir) -> Callable[[Entry], int]:
+    """Return how a row's input tokens are estimated: images and text as estimate counts them."""
+    frame, provider = workload.read_frame(run), run.info["provider"]
+    scheme = tokens.pick(run.info["model"], detail=frame.detail, provider=provider)
+    ruler = workload.Ruler(scheme, family=provider)
+
+    def count(entry: Entry) -> int:
+        total = 0
+        for image in entry.images:
+            sent = image.get("sent", image)
+            size = sent["width"], sent["height"]
+            total += ruler.known[size] if size in ruler.known else ruler.count(size)
+        text = max(0, entry.body_length - frame.bytes - workload.image_bytes(entry))
+        return total + -(-text // workload.BYTES_PER_TEXT_TOKEN)
+
+    return count
 
 
 def _kind(outcome: Outcome) -> str:

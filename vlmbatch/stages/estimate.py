@@ -58,10 +58,10 @@ def estimate(
     measured = sample.measure(run, options.calibrate, provider, load.rows) if options.calibrate else None
     texts = {name: _text(row, options) for name, row in load.rows.items()}
     text_tokens = _all_text(load, options)
-    found = forecast.by_sample(load, measured, texts, options.prices, ruler.scheme) if measured else None
-    found = found or forecast.by_formula(
-        load, text_tokens, options.prices, out_tokens=options.out_tokens, limit=_output_limit(run, provider)
-    )
+    most = _output_limit(run, provider)
+    found = (
+        forecast.by_sample(load, measured, texts, options.prices, ruler.scheme, limit=most) if measured else None
+    ) or forecast.by_formula(load, text_tokens, options.prices, out_tokens=options.out_tokens, limit=most)
     proofs = receipts.check(_bills(measured, load.rows, texts), ruler.scheme) if measured else None
     verdict = _verdict(load.rows, measured, proofs, options) if measured and proofs else []
     result = EstimateResult(

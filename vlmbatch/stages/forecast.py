@@ -33,11 +33,20 @@ _CENT_OF_CENT = Decimal("0.0001")
 
 
 class Span(NamedTuple):
-    """A number with its range: ``mid`` None where only bounds are known, the ends None where a sample is too small."""
+    """A number with its range: ``mid`` None where only bounds are known, the ends None where a sample is too small.
+
+    ``high`` leaves room for rows at the output limit of which the sample happens to hold none, ``high_as_seen`` does not.
+    """
 
     mid: float | None
     low: float | None
     high: float | None
+    high_as_seen: float | None
+
+    @classmethod
+    def of(cls, mid: float | None, low: float, high: float) -> Span:
+        """Return a range that no sample stands behind: there is nothing that one could have missed."""
+        return cls(mid, low, high, high)
 
 
 class Usd(NamedTuple):
@@ -46,6 +55,7 @@ class Usd(NamedTuple):
     mid: Decimal | None
     low: Decimal | None
     high: Decimal | None
+    high_as_seen: Decimal | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +75,7 @@ class Calibration:
         formula_ratio: Measured input by what formula and text rule gave for the same rows; None without a formula.
         rows_apart: Rows on which the two are 25 % or more apart.
         size_ratio: Mean formula tokens of the sample's rows by those of all rows.
-        unseen_share: So large a part of the rows may be of a kind that the sample missed altogether (95 %).
+        unseen_share: So large a part of the other rows may be of a kind that the sample missed altogether (95 %).
         rows_per_s: Throughput seen.
         wall_time_s: For the rows not yet measured, at that throughput.
     """
@@ -120,19 +130,23 @@ def by_formula(
         out_tokens: What an answer will take, reasoning included; None = nobody said, so anything up to the limit.
         limit: The output limit, None where none was asked for.
     """
-    used = Span(
-        load.image_tokens + text_tokens, load.image_tokens_low + text_tokens, load.image_tokens_high + text_tokens
-    )
+    used = Span.of(*(n + text_tokens for n in (load.image_tokens, load.image_tokens_low, load.image_tokens_high)))
     made: Span | None = None
     if out_tokens is not None:
-        made = Span(out_tokens * load.requests, out_tokens * load.requests, out_tokens * load.requests)
+        made = Span.of(*[out_tokens * load.requests] * 3)
     elif limit is not None:
-        made = Span(None, 0, limit * load.requests)
+        made = Span.of(None, 0, limit * load.requests)
     return Forecast(used, made, None, _usd(prices, "realtime", used, made, 0), _usd(prices, "batch", used, made, 0))
 
 
 def by_sample(
-    load: Workload, sample: Sample, texts: Mapping[str, float], prices: Prices, scheme: tokens.Scheme | None
+    load: Workload,
+    sample: Sample,
+    texts: Mapping[str, float],
+    prices: Prices,
+    scheme: tokens.Scheme | None,
+    *,
+    limit: int | None,
 ) -> Forecast | None:
     """Forecast from a measured sample, None where no row of it was billed.
 
@@ -142,18 +156,16 @@ def by_sample(
         texts: Tokens of each row's text by the rule.
         prices: As they were given.
         scheme: What image tokens were counted by, None where no rule is known.
+        limit: The output limit of every row of the run, None where some have none.
     """
     rows = load.rows
     billed = {name: one for name, one in sample.rows.items() if one.is_billed}
     if not billed:
         return None
     rest = load.sizes - Counter(rows[name].image_tokens for name in billed)
-    limit = max((one.limit for one in billed.values() if one.limit is not None), default=None)
     used = _total(billed, rows, rest, "input_tokens")
     made = _total(billed, rows, rest, "output_tokens", cap=limit)
-    thought = (
-        _total(billed, rows, rest, "reasoning_tokens", cap=limit) if _all_tell(billed, "reasoning_tokens") else None
-    )
+    thought = _reasoning(billed, rows, rest, limit)
     calibration = _calibration(load, sample, billed, texts if scheme else {}, by={"input": used.by, "output": made.by})
     total_in, total_out, share = _span(used), _span(made), calibration.cached_share
     return Forecast(
@@ -167,11 +179,17 @@ def by_sample(
 
 
 def _span(total: calibrate.Total) -> Span:
-    return Span(total.estimate, total.low, total.high)
+    return Span(total.estimate, total.low, total.high, total.high_as_seen)
 
 
-def _all_tell(billed: Mapping[str, Measured], kind: str) -> bool:
-    return all(one.usage[kind] is not None for one in billed.values())  # type: ignore[literal-required]
+def _reasoning(
+    billed: Mapping[str, Measured], rows: Mapping[str, Row], rest: Counter[int], limit: int | None
+) -> calibrate.Total | None:
+    """Total the reasoning, None where some row does not tell; where no row reasoned, the model does not reason at all."""
+    thought = [one.usage["reasoning_tokens"] for one in billed.values()]
+    if None in thought:
+        return None
+    return _total(billed, rows, rest, "reasoning_tokens", cap=limit if any(thought) else None)
 
 
 def _total(
@@ -232,6 +250,7 @@ def _usd(prices: Prices, channel: Channel, used: Span, made: Span | None, cached
         _money(rates, used.mid, made.mid, cached_share),
         _money(rates, used.low, made.low, cached_share),
         _money(rates, used.high, made.high, 0),
+        _money(rates, used.high_as_seen, made.high_as_seen, 0),
     )
 
 

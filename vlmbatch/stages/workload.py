@@ -65,7 +65,7 @@ def read_frame(run: RunDir) -> Frame:
         elif key in _DETAIL and detail is None:
             level = value.get("level") if isinstance(value, dict) else value
             detail = level if isinstance(level, str) else None
-    return Frame(max(0, entry.body_length - _image_bytes(entry) - prose), detail)
+    return Frame(max(0, entry.body_length - image_bytes(entry) - prose), detail)
 
 
 def _walk(value: Any) -> Iterator[tuple[str, Any]]:
@@ -79,7 +79,7 @@ def _walk(value: Any) -> Iterator[tuple[str, Any]]:
             yield from _walk(inner)
 
 
-def _image_bytes(entry: Entry) -> int:
+def image_bytes(entry: Entry) -> int:
     """Return how many bytes of a body are its images: base64, and the media type's name."""
     sent = [image.get("sent") or image for image in entry.images if "file_id" not in image]
     return sum((image["bytes"] + 2) // 3 * 4 + len(image["media_type"]) for image in sent)
