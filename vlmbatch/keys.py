@@ -27,6 +27,7 @@ def key_for_run(
     *,
     name: str | None = None,
     file: str | None = None,
+    is_served: bool = False,
     tell: Callable[[str], object],
 ) -> str | None:
     """Return the key that a run is sent with, None where there is none.
@@ -37,20 +38,36 @@ def key_for_run(
         environ: The environment.
         name: The variable that the user named.
         file: The file that the user named.
+        is_served: Whether rows go to a server that is started for the run, which wants a key only if one is named.
         tell: Told what a person should know of it.
 
     Raises:
         InputError: A key that the user named is not there, or is none.
     """
     is_named = name is not None or file is not None
+    if is_served and not is_named:
+        return None
     names = (name,) if name is not None else provider.default_key_envs()
-    other = next((url for url in base_urls if not provider.is_direct(url)), None)
+    other = next((url for url in base_urls if not _is_direct(provider, url)), None)
     if other is not None and not is_named:
         present = next((one for one in names if environ.get(one)), None)
         if present is not None:
-            tell(f"{present} is not sent to {other}: --api-key-env {present} sends it there")
+            tell(f"{present} is not sent to {_address(other)}: --api-key-env {present} sends it there")
         return None
     return read_key(environ, names, file=file, is_required=is_named, tell=tell)
+
+
+def _is_direct(provider: Provider, url: str) -> bool:
+    """Say whether a base URL is the provider's own; one that is none is not (whoever sends refuses it)."""
+    try:
+        return provider.is_direct(url)
+    except ValueError:
+        return False
+
+
+def _address(url: str) -> str:
+    """Return a base URL as it may be shown: a user name, a password and what stands behind ``?`` can be secret."""
+    return re.sub(r"(?<=//)[^/?#]*@", "", re.sub(r"[?#].*", "", url))
 
 
 def read_key(

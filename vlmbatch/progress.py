@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import threading
 import time
 from datetime import UTC, datetime
@@ -12,7 +14,6 @@ from vlmbatch import jsonl
 from vlmbatch.records import PROGRESS_SCHEMA
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Mapping
 
 _log = logging.getLogger(__name__)
@@ -86,8 +87,16 @@ class ProgressFileReporter:
             **self._extra,
         }
         try:
-            jsonl.write_atomic(self._path, jsonl.dumps_pretty(state), durable=False)
-        except OSError as error:
+            _replace(self._path, jsonl.dumps_pretty(state))
+        except (OSError, ValueError) as error:
             if not self._has_complained:
                 self._has_complained = True
-                _log.warning("%s: progress cannot be written (%s)", self._path, error.strerror or error)
+                said = getattr(error, "strerror", None) or error
+                _log.warning("%s: progress cannot be written (%s)", self._path, said)
+
+
+def _replace(path: str, data: bytes) -> None:
+    """Replace a file, but no device, pipe or folder: a run as root would take /dev/null from everybody."""
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise OSError(errno.EINVAL, "not a regular file")
+    jsonl.write_atomic(path, data, durable=False)

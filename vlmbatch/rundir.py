@@ -14,6 +14,7 @@ import shutil
 from array import array
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import IO, TYPE_CHECKING, Any, BinaryIO, cast
 
 from vlmbatch import jsonl
@@ -48,6 +49,20 @@ _BUILDING = ".building"
 REHEARSAL_PREFIX = "rehearsal-"
 _ID_KEY = b'{"custom_id":"'
 _ROW_KEY = b',"row":'
+_BUFFER = 1 << 20
+_always_there = itemgetter(
+    "custom_id",
+    "shard",
+    "offset",
+    "length",
+    "body_offset",
+    "body_length",
+    "inner_sha256",
+    "line_sha256",
+    "images",
+)
+"""The fields that no manifest line lacks, in the order of :class:`~vlmbatch.records.Entry`."""
+
 _TAIL = 8
 """Hex digits of the image's hash at the end of a custom_id."""
 
@@ -238,8 +253,22 @@ class RunDir:
         Raises:
             IntegrityError: A line is damaged.
         """
-        for position, line in enumerate(jsonl.iter_lines(self.file(MANIFEST))):
-            yield parse_entry(line.data, position)
+        for position, data in enumerate(self.iter_manifest()):
+            yield parse_entry(data, position)
+
+    def iter_manifest(self) -> Iterator[bytes]:
+        """Yield the manifest's lines in order, unparsed; a BOM and blank lines are left out.
+
+        Raises:
+            IntegrityError: The manifest cannot be read.
+        """
+        try:
+            with open(self.file(MANIFEST), "rb", buffering=_BUFFER) as file:
+                for raw in file:
+                    if data := raw.strip():
+                        yield data.removeprefix(jsonl.BOM)
+        except OSError as error:
+            raise IntegrityError(f"{self.path}: {MANIFEST} cannot be read ({error.strerror})") from None
 
     def index(self) -> IdIndex:
         """Return the index of the manifest's ids (one pass over the manifest)."""
@@ -264,13 +293,16 @@ class RunDir:
         done = 0
         if on_event:
             on_event(Event("start", "verify", total=total, data={"unit": "bytes"}))
-        with ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as pool:
-            check = self._check_size if depth == "quick" else self._check_file
+        check = self._check_size if depth == "quick" else self._check_file
+        pool = ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1))
+        try:
             for problem, size in pool.map(check, expected, *zip(*expected.values(), strict=True)):
                 done += size
                 problems += problem
                 if on_event:
                     on_event(Event("progress", "verify", done=done, total=total, data={"unit": "bytes"}))
+        finally:
+            pool.shutdown(cancel_futures=True)  # whoever stops the checking waits for the files in hand alone
         if problems:
             raise IntegrityError(
                 f"{self.path}: {len(problems)} frozen file(s) differ from what build wrote",
@@ -521,6 +553,21 @@ def _missing_parents(folder: str) -> list[str]:
     return missing
 
 
+def parse_head(data: bytes, position: int) -> ManifestHead:
+    """Parse one manifest line for its head alone, in half the time of :func:`parse_entry`.
+
+    Raises:
+        IntegrityError: The line is damaged.
+    """
+    try:
+        head: ManifestHead = jsonl.loads(data)
+        _always_there(head)
+    except (ValueError, KeyError, TypeError):
+        parse_entry(data, position)  # says what is wrong, unless it is the row, which is nobody's business but its own
+        head = jsonl.loads(data[: data.index(_ROW_KEY)] + b"}")
+    return head
+
+
 def parse_entry(data: bytes, position: int) -> Entry:
     """Parse one manifest line; the row is cut off as bytes, for it may be long and must not change.
 
@@ -530,26 +577,17 @@ def parse_entry(data: bytes, position: int) -> Entry:
     try:
         cut = data.index(_ROW_KEY)  # structural: inside a JSON string the quotes would be escaped
         head: ManifestHead = jsonl.loads(data[:cut] + b"}")
-        return Entry(
-            position,
-            head["custom_id"],
-            head["shard"],
-            head["offset"],
-            head["length"],
-            head["body_offset"],
-            head["body_length"],
-            head["inner_sha256"],
-            head["line_sha256"],
-            head["images"],
-            data[cut + len(_ROW_KEY) : -1],
-            head.get("source_line"),
-            head.get("output", ""),
-        )
+        row = data[cut + len(_ROW_KEY) : -1]
+        return Entry(position, *_always_there(head), row, head.get("source_line"), head.get("output", ""))
     except (ValueError, KeyError, TypeError):
-        raise IntegrityError(
-            f"{MANIFEST}: line {position + 1} is damaged",
-            hint="fetch the folder again: manifest.jsonl is damaged",
-        ) from None
+        raise damaged_line(position) from None
+
+
+def damaged_line(position: int) -> IntegrityError:
+    """Return the error of a manifest line that is not as build wrote it."""
+    return IntegrityError(
+        f"{MANIFEST}: line {position + 1} is damaged", hint="fetch the folder again: manifest.jsonl is damaged"
+    )
 
 
 def parse_sums(data: bytes) -> dict[str, str]:

@@ -140,6 +140,9 @@ def _check(job: Job) -> None:
         "--slurm goes on where a run stands: it goes without --ids and --no-resume": (
             options.ids is not None or not options.resume
         ),
+        "--max-usd and --max-tokens-total are for one process: tasks do not see what the others spend": (
+            options.max_usd is not None or options.max_tokens_total is not None
+        ),
         "--slurm sends realtime requests: it goes without --channel batch, --rehearsal and --pending": (
             options.channel == "batch" or options.rehearsal or options.pending is not None
         ),
@@ -285,11 +288,15 @@ def _send_part(job: Job, part: int, stop: Stop) -> None:
     console = Console()
     provider = providers.get(run.info["provider"], run.info["request"]["url"])
     options = replace(job.send, num_shards=job.slurm.tasks, shard_id=part)
-    key = None
-    if options.serve is None:
-        key = keys.key_for_run(
-            provider, options.base_urls, os.environ, name=job.key_env, file=job.key_file, tell=console.note
-        )
+    key = keys.key_for_run(
+        provider,
+        options.base_urls,
+        os.environ,
+        name=job.key_env,
+        file=job.key_file,
+        is_served=options.serve is not None,
+        tell=console.note,
+    )
     with Watch(console, f"part {part}") as watch:
         result = send(run, options, key=key, on_event=watch.on_event, stop=stop)
     console.note(f"part {part}: {jsonl.dumps(result.statuses).decode()}, {result.without_answer:,} without an answer")

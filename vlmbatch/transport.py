@@ -12,8 +12,8 @@ import asyncio
 import errno
 import ssl
 import urllib.request
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import aiohttp
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
 
     from aiohttp.abc import AbstractStreamWriter
+
+    _Sink = Callable[[bytes], object] | None
 
 LIBRARIES: Final = {"httpx": httpx.__version__, "aiohttp": aiohttp.__version__}
 """What carries the requests, for the record."""
@@ -129,7 +131,7 @@ class Transport:
         headers: Mapping[str, str],
         body: bytes | memoryview = b"",
         timeout_s: float,
-        sink: Callable[[bytes], object] | None = None,
+        sink: _Sink = None,
     ) -> Answer:
         """Send one request and wait for the whole answer.
 
@@ -147,26 +149,30 @@ class Transport:
             async with asyncio.timeout(timeout_s):
                 response = await self._client.send(request, stream=True)
         except TimeoutError:
-            return self._failed("timeout", url, trip, f"{timeout_s:g} s")
+            return self._failed("timeout", trip, f"{timeout_s:g} s")
         except _NetworkError as error:
-            return self._failed(error.code, url, trip, error.detail)
-        answer = trip.answer
-        if self._secret and self._secret in answer:
-            answer = answer.replace(self._secret, _REMOVED)
-        return Answer(response.status_code, trip.headers, answer)
+            return self._failed(error.code, trip, error.detail)
+        return self._without_secret(Answer(response.status_code, trip.headers, trip.answer))
+
+    def _without_secret(self, answer: Answer) -> Answer:
+        """Take the key out of an answer that echoes it, wherever it stands."""
+        said = "\n".join(answer.headers.values())
+        if not self._secret or not (self._secret in answer.body or self._secret.decode() in said):
+            return answer
+        headers = {k: v.replace(self._secret.decode(), _REMOVED.decode()) for k, v in answer.headers.items()}
+        return replace(answer, headers=headers, body=answer.body.replace(self._secret, _REMOVED))
 
     @staticmethod
-    def _failed(code: str, url: str, trip: _Trip, detail: str) -> Answer:
-        place = httpx.URL(url)
+    def _failed(code: str, trip: _Trip, detail: str) -> Answer:
+        place = trip.target.httpx
         if code == "connect_timeout" and place.scheme == "https":
             detail = "TCP or TLS handshake"
-        where = f"{place.host}:{place.port}" if place.port else place.host
-        message = f"{_WORDS[code]} ({where}{', ' + detail if detail else ''})"
+        message = f"{_WORDS[code]} ({place.netloc.decode()}{', ' + detail if detail else ''})"
         return Answer(None, code=code, message=message, sent=trip.sent and code not in NEVER_CONNECTED)
 
 
 class _Target(NamedTuple):
-    """One address as both libraries take it; parsing it anew for each row would cost more than reading the row."""
+    """One address as both libraries take it, parsed once for all rows."""
 
     httpx: httpx.URL
     aiohttp: URL
@@ -174,27 +180,28 @@ class _Target(NamedTuple):
 
 @lru_cache(maxsize=256)
 def _parsed(url: str) -> _Target:
-    parsed = httpx.URL(url)
-    return _Target(parsed, URL(str(parsed), encoded=True))
+    return _Target(parsed := httpx.URL(url), URL(str(parsed), encoded=True))
 
 
 def check_base_url(url: str) -> str:
     """Return a base URL without a slash at its end.
 
     Raises:
-        InputError: It is no http(s) URL, or it holds a user name or password.
+        InputError: It is no http(s) URL that can be called, or it holds a user name or password.
     """
+    example = "for example http://127.0.0.1:8000/v1"
     try:
-        parsed = httpx.URL(url)
+        parsed = _parsed(url).httpx
+        parsed.host.encode("idna")  # what looking the name up does first
     except (httpx.InvalidURL, ValueError):
-        raise InputError(f"{url!r}: not a URL", hint="for example http://127.0.0.1:8000/v1") from None
+        raise InputError(f"{without_query(url).rpartition('@')[2]!r}: not a URL", hint=example) from None
     if parsed.userinfo:
         raise InputError(
             f"the base URL of {parsed.host} holds a user name or a password",
             hint="leave it out: a key belongs into an environment variable, named by --api-key-env",
         )
-    if parsed.scheme not in {"http", "https"} or not parsed.host:
-        raise InputError(f"{url!r}: not an http or https URL", hint="for example http://127.0.0.1:8000/v1")
+    if parsed.scheme not in {"http", "https"} or not parsed.host or " " in parsed.host:
+        raise InputError(f"{without_query(url)!r}: not an http or https URL", hint=example)
     return url.rstrip("/")
 
 
@@ -234,13 +241,7 @@ _NO_COOKIES: Final = _NoCookies()
 class _Trip(httpx.AsyncByteStream):
     """One request on its way out, and what has come back: httpx hands it through, its copies are not needed."""
 
-    def __init__(
-        self,
-        target: _Target,
-        headers: Mapping[str, str],
-        body: bytes | memoryview,
-        sink: Callable[[bytes], object] | None,
-    ) -> None:
+    def __init__(self, target: _Target, headers: Mapping[str, str], body: bytes | memoryview, sink: _Sink) -> None:
         self.target = target
         self.headers_out = headers
         self.body = memoryview(body)
@@ -291,7 +292,6 @@ class _Network(httpx.AsyncBaseTransport):
     def __init__(self, *, trust_env: bool) -> None:
         self._trust_env = trust_env
         self._session: aiohttp.ClientSession | None = None
-        self._tls: ssl.SSLContext | None = None
         self._proxy_of: dict[tuple[str, str], str | None] = {}
 
     async def aclose(self) -> None:
@@ -306,7 +306,7 @@ class _Network(httpx.AsyncBaseTransport):
         url = trip.target.aiohttp
         options: dict[str, Any] = {}
         if url.scheme == "https":
-            options["ssl"] = self._tls_context()
+            options["ssl"] = self._tls
         if self._trust_env and (proxy := self._proxy(url.scheme, url.host or "")):
             options["proxy"] = proxy
         if trip.body.nbytes or request.method == "POST":
@@ -315,11 +315,7 @@ class _Network(httpx.AsyncBaseTransport):
             trip.sent = True
         try:
             async with self._open().request(
-                request.method,
-                url,
-                headers=trip.headers_out,
-                allow_redirects=False,
-                **options,
+                request.method, url, headers=trip.headers_out, allow_redirects=False, **options
             ) as response:
                 trip.answer = await _read(response, trip.sink)
         except (aiohttp.ClientError, OSError) as error:
@@ -340,10 +336,9 @@ class _Network(httpx.AsyncBaseTransport):
             )
         return self._session
 
-    def _tls_context(self) -> ssl.SSLContext:
-        if self._tls is None:
-            self._tls = httpx.create_ssl_context()
-        return self._tls
+    @cached_property
+    def _tls(self) -> ssl.SSLContext:
+        return httpx.create_ssl_context()
 
     def _proxy(self, scheme: str, host: str) -> str | None:
         """Return the proxy for a host by the environment; this machine itself is never asked through one."""
@@ -370,7 +365,7 @@ def _proxy_by_environment(scheme: str, host: str) -> str | None:
     return proxy
 
 
-async def _read(response: aiohttp.ClientResponse, sink: Callable[[bytes], object] | None) -> bytes:
+async def _read(response: aiohttp.ClientResponse, sink: _Sink) -> bytes:
     """Read an answer to its end; short of that end, aiohttp raises."""
     if sink is not None and 200 <= response.status <= 299:
         async for piece in response.content.iter_chunked(1 << 20):

@@ -6,13 +6,14 @@ import signal
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.cli.doors import call
 from tests.stages.batch_runs import answers, ids, make
 from vlmbatch.rehearsal.faults import parse_faults
+from vlmbatch.rehearsal.jobs import Flaw, StoredJob
 from vlmbatch.rehearsal.server import serve
 
 if TYPE_CHECKING:
@@ -56,6 +57,28 @@ def test_failed_job_exits_1_and_shows_the_line_at_fault(tmp_path: Path) -> None:
     assert done.status == 1
     assert "model_mismatch" in done.out
     assert ids(run)[0] in done.out
+    assert f"warning: model_mismatch: {ids(run)[0]}:1: Invented" in done.err
+    assert "\\n" not in done.err
+
+
+def test_many_lines_at_fault_are_shown_in_part_and_told_in_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A person reads the first twenty, each with its row; a program gets all of them."""
+    run = make(tmp_path, rows=30, per_shard=30)
+    with serve() as server:
+        add_job = server.store.add_job
+
+        def fail(*args: Any, **more: Any) -> StoredJob:
+            return add_job(*args, **{**more, "flaws": [Flaw("bad_line", "No.", number) for number in range(1, 31)]})
+
+        monkeypatch.setattr(server.store, "add_job", fail)
+        words = ("run", run.path, "--channel", "batch", "--base-url", f"{server.base_url}/v1", *QUICK)
+        shown = call(*words, env=KEY)
+        told = call(*words, "--json", env=KEY)
+    assert shown.out.count("bad_line: ") == 21  # 20 lines, and the job's own sentence
+    assert "and 10 more" in shown.out
+    assert [flaw["custom_id"] for flaw in told.json()["data"]["batch"]["jobs"][0]["flaws"]] == ids(run)
 
 
 def test_detach_status_and_cancel_work_one_after_the_other(tmp_path: Path) -> None:

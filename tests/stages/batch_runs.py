@@ -81,9 +81,7 @@ def send(
     wanted = resume.select(more.pop("rows", range(run.requests)), standing).wanted
     base_url = more.pop("base_url", server.base_url + kind.base)
     options = BatchOptions(**{"base_url": base_url, "key": "k", "poll_interval_s": 0.01, "settle_s": 0.3, **more})
-    sending = send_batches(
-        run, provider, options, wanted, index, count_tokens=lambda _: 50, on_event=heard, stop=stop
-    )
+    sending = send_batches(run, provider, options, wanted, index, count_tokens=lambda _: 50, on_event=heard, stop=stop)
     result = asyncio.run(sending)
     schemas.check_run_folder(run.path)
     return result

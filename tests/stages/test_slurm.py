@@ -189,6 +189,7 @@ def test_slurm_refuses_in_its_own_words(cluster: None, tmp_path: Path) -> None:
         ({"ids": "ids.txt"}, "without --ids"),
         ({"channel": "batch"}, "sends realtime requests"),
         ({"rehearsal": True}, "sends realtime requests"),
+        ({"max_tokens_total": 1}, "for one process"),
     ],
 )
 def test_options_that_make_no_sense_on_a_cluster_are_refused(tmp_path: Path, more: dict[str, Any], words: str) -> None:

@@ -98,6 +98,21 @@ def test_failed_job_tells_why(name: str) -> None:
     assert batch.is_queue_full == (name == "openai-batch.failed-token-limit")
 
 
+@pytest.mark.parametrize(
+    ("more", "phase"),
+    [
+        ({}, OPEN),
+        ({"done": False}, OPEN),
+        ({"done": True, "response": {}}, ENDED),
+        ({"done": True, "error": {"code": 3, "message": "No."}}, FAILED),
+    ],
+)
+def test_gemini_state_that_nobody_knows_ends_when_the_operation_does(more: dict[str, Any], phase: Phase) -> None:
+    """A new word for a state must not keep a job open for ever: the operation itself says whether it is done."""
+    batch = api("gemini").read({"name": "batches/1", "metadata": {"state": "BATCH_STATE_NOVEL"}, **more})
+    assert (batch.phase, batch.state) == (phase, "NOVEL")
+
+
 def test_line_at_fault_is_kept() -> None:
     """Which line of the input file was wrong is part of the reason."""
     (flaw,) = _read("openai-batch.failed").flaws

@@ -556,6 +556,7 @@ def test_extra_body_of_gemini_is_laid_over_its_generation_config() -> None:
         (("gemini", ""), {"contents": []}),
         (("gemini", ""), {"generation_config": {}}),
         (("gemini", ""), {"generationConfig": {"candidateCount": 2}}),
+        (("gemini", ""), {"generationConfig": {"max_output_tokens": 5}}),
     ],
 )
 def test_extra_body_that_would_change_what_a_line_is_is_refused(pair: tuple[str, str], extra: dict[str, Any]) -> None:
@@ -679,6 +680,17 @@ def test_is_direct_tells_a_relay_from_the_provider(name: str, base_url: str, is_
 def test_url_of_another_wire_is_refused() -> None:
     """A path that is no chat completions would be read by the wrong rules."""
     assert refused(providers.get("vllm"), Ask("m", url="/v1/completions")) == {"--url"}
+    assert refused(providers.get("anthropic"), Ask("claude-opus-5", url="/v1/chat/completions")) == {"--url"}
+    assert refused(providers.get("anthropic"), Ask("claude-opus-5", url="/v1/messages")) == set()
+    assert refused(providers.get("gemini"), Ask("m", url="/v1/chat/completions")) == {"--url"}
+
+
+def test_gemini_url_of_another_model_is_refused() -> None:
+    """The model stands in the path alone: another one there would answer, and be billed, in this one's name."""
+    provider = providers.get("gemini")
+    assert refused(provider, Ask("g-2", url="/v1/models/g-3:generateContent")) == {"--url"}
+    assert refused(provider, Ask("g-2", url="/v1/models/xg-2:generateContent")) == {"--url"}
+    assert refused(provider, Ask("g-2", url="/v1/models/g-2:generateContent")) == set()
     assert refused(providers.get("vllm"), Ask("m", url="/v1/chat/completions")) == set()
     assert providers.get("vllm").url(Ask("m", url="/v2/chat/completions")) == "/v2/chat/completions"
 

@@ -34,7 +34,7 @@ def list_models(provider: Provider, base_urls: Sequence[str], key: str | None) -
     url = provider.endpoint(call.path, base_urls[0] if base_urls else "")
     headers = {**provider.headers(key, {}), **call.headers}
     with ThreadPoolExecutor(1) as pool:  # the caller may have a loop of its own in this thread
-        status, body, message = pool.submit(lambda: asyncio.run(_ask(call, url, headers))).result()
+        status, body, message = pool.submit(lambda: asyncio.run(_ask(call, url, headers, key))).result()
     if status != 200:
         raise InputError(f"{url}: {message or f'HTTP {status}'}", hint="check address and key")
     try:
@@ -43,10 +43,10 @@ def list_models(provider: Provider, base_urls: Sequence[str], key: str | None) -
         raise InputError(f"{url}: the answer is no JSON", hint="check the address") from None
 
 
-async def _ask(call: Call, url: str, headers: Mapping[str, str]) -> tuple[int | None, bytes, str]:
+async def _ask(call: Call, url: str, headers: Mapping[str, str], key: str | None) -> tuple[int | None, bytes, str]:
     from vlmbatch.transport import Transport
 
-    async with Transport() as transport:
+    async with Transport(secret=key) as transport:
         answer = await transport.send(call.method, url, headers=headers, timeout_s=_TIMEOUT_S)
     return answer.status_code, answer.body, answer.message
 

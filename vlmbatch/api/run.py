@@ -204,13 +204,14 @@ class Run:
         from vlmbatch.stop import Stop
 
         options, stop = options or RunOptions(), stop or Stop()
-        if key is None and not options.rehearsal and options.serve is None and options.pending is None:
+        if key is None and not options.rehearsal and options.pending is None:
             key = keys.key_for_run(
                 self.provider,
                 options.base_urls,
                 environ or {},
                 name=key_env,
                 file=key_file,
+                is_served=options.serve is not None,
                 tell=_teller(on_event),
             )
         listener = None if on_attempt is None else _Listener(self, on_attempt, stop)

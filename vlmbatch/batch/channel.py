@@ -236,9 +236,11 @@ class _Channel:
         self._seen[job.key] = batch
         if batch.phase is Phase.FAILED and batch.is_queue_full:
             self._fill_queue()
-            self._hold_back(None, job.why)
+            alone = "" if self._journal.open_jobs() else "; it was alone: if it stays so, build smaller shards"
+            self._hold_back(None, job.why + alone)
             return False
         if job.is_over:
+            self._full_turns = 0
             for start, end in job.ranges:
                 self._left[start:end] = bytes(end - start)  # what it left is another command's to send
         return job.is_over
@@ -269,7 +271,6 @@ class _Channel:
                 self._hold_back(wait_s, reason)
                 break
             self._tokens[job.key] = self._queue.popleft().tokens
-            self._full_turns = 0
             if outcome is Outcome.DOUBTFUL:
                 await self._settle(job, since=datetime.now(UTC))
             made += job.is_submitted

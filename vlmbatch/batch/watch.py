@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _ALREADY_ENDED = frozenset({400, 409})
 _SHOWN_FLAWS = 20
+"""So many lines at fault are shown to a person; a result holds them all."""
 
 
 async def look(work: Work, job: Job, *, fetch: bool = True) -> Batch | None:
@@ -68,16 +69,18 @@ def _fail(work: Work, job: Job, batch: Batch) -> None:
         work.note(f"{label(job)}: the provider's queue was full ({why}); its rows wait for another turn")
         return
     work.flaws[job.key] = flaws or (Problem("failed", why),)
-    shown = "\n".join(f"  {flaw}" for flaw in flaws[:_SHOWN_FLAWS])
-    more = f"\n  and {len(flaws) - _SHOWN_FLAWS} more" if len(flaws) > _SHOWN_FLAWS else ""
-    work.warn(f"{label(job)}: the provider refused it as a whole, nothing of it ran\n{shown}{more}")
+    work.warn(f"{label(job)}: the provider refused it as a whole, nothing of it ran")
+    for flaw in flaws[:_SHOWN_FLAWS]:
+        work.warn(f"{flaw.code}: {flaw}")
+    if len(flaws) > _SHOWN_FLAWS:
+        work.warn(f"and {len(flaws) - _SHOWN_FLAWS:,} more")
 
 
 def _located(work: Work, job: Job, flaws: tuple[Problem, ...]) -> tuple[Problem, ...]:
     """Add to each flaw the custom_id of its line, where it is known which lines the job holds."""
     if not job.knows_rows:
         return flaws
-    ids = ids_of_lines(work.run, job.ranges, {flaw.line for flaw in flaws[:_SHOWN_FLAWS] if flaw.line})
+    ids = ids_of_lines(work.run, job.ranges, {flaw.line for flaw in flaws if flaw.line})
     return tuple(replace(flaw, where=ids.get(flaw.line or 0, "")) for flaw in flaws)
 
 

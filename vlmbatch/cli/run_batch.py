@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from vlmbatch.batch.base import BatchOptions, BatchResult, JobReport
 
 PANEL = "Batch jobs (--channel batch)"
+_SHOWN_FLAWS = 20
 
 PollIntervalOption = Annotated[
     float, typer.Option("--poll-interval", metavar="S", help="Longest time between two looks.", rich_help_panel=PANEL)
@@ -108,8 +109,10 @@ def print_batch(result: BatchResult) -> None:
     """Say what became of each job, and what is left."""
     for job in result.jobs:
         out(f"job {safe(job.batch_id or '(no id yet)')}: {_about(job)}")
-        for flaw in job.flaws:
+        for flaw in job.flaws[:_SHOWN_FLAWS]:
             out(f"  {safe(flaw.code)}: {safe(str(flaw))}")
+        if len(job.flaws) > _SHOWN_FLAWS:
+            out(f"  and {len(job.flaws) - _SHOWN_FLAWS:,} more (--json has them all)")
     done = [
         f"{result.submitted} submitted",
         f"{result.adopted} found and taken up" if result.adopted else "",
@@ -117,7 +120,7 @@ def print_batch(result: BatchResult) -> None:
     ]
     out(f"jobs: {', '.join(part for part in done if part)}")
     if result.rows_open:
-        out(f"open: {result.rows_open:,} row(s) in jobs that have not ended, or not been fetched: the same command goes on")
+        out(f"open: {result.rows_open:,} row(s) in jobs that have not ended or wait to be fetched by the same command")
     if result.rows_waiting:
         out(f"waiting: {result.rows_waiting:,} row(s) in no job yet; the same command submits them")
 

@@ -19,6 +19,7 @@ from vlmbatch.providers.common import (
     as_text,
     check_detail,
     check_extra,
+    check_path,
     ended_by,
     is_object,
     iter_schemas,
@@ -115,6 +116,7 @@ class Messages(Adapter):
     def check_ask(self, ask: Ask) -> tuple[list[Problem], list[str]]:
         """Check the options: what has no field here is refused, what a model refuses is left out and told."""
         problems = check_detail(ask) + check_extra(ask, _REFUSED_EXTRA) + _check_limit(ask)
+        problems += check_path(ask, "/messages", "messages")
         if ask.detail not in {None, "auto"}:
             problems.append(no_such_option(self.name, "--detail", "resize the images instead"))
         problems += _check_thinking(ask) + _check_schema(ask)

@@ -87,6 +87,13 @@ def check_detail(ask: Ask) -> list[Problem]:
     return [Problem("option", f"{ask.detail!r} is none of {', '.join(DETAILS)}", where="--detail")]
 
 
+def check_path(ask: Ask, end: str, what: str) -> list[Problem]:
+    """Check that the endpoint's path, where the user gives one, is one of this wire format: it ends in ``end``."""
+    if not ask.url or ask.url.endswith(end):
+        return []
+    return [Problem("option", f"{ask.url!r} is no path of {what}, which ends in {end}", where="--url")]
+
+
 def check_extra(ask: Ask, refused: Mapping[str, str]) -> list[Problem]:
     """Check the user's extra fields: some would make the frozen line mean another thing than run.json says.
 

@@ -20,6 +20,7 @@ from vlmbatch.providers.common import (
     as_text,
     check_detail,
     check_extra,
+    check_path,
     ended_by,
     join_texts,
     no_such_option,
@@ -102,6 +103,11 @@ _NOT_SERVED = re.compile("location is not supported|not available in your countr
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)s")
 
 
+def _resource(model: str) -> str:
+    """Return a model's place in a path: the folder is part of a tuned model's name."""
+    return quote(model if "/" in model else f"models/{model}", safe="/-._~@:")
+
+
 def _major(model: str) -> int | None:
     found = re.search(r"gemini-(\d+)", model)
     return int(found.group(1)) if found else None
@@ -131,13 +137,12 @@ class Gemini(Adapter):
     def check_ask(self, ask: Ask) -> tuple[list[Problem], list[str]]:
         """Check the options: what has no field here is refused, what is doubtful is told."""
         problems = check_detail(ask) + check_extra(ask, _REFUSED_EXTRA)
+        problems += check_path(ask, f"/{_resource(ask.model)}:generateContent", f"generateContent of {ask.model}")
         if ask.detail == "original":
             problems.append(no_such_option(self.name, "--detail original", "low and high are media resolutions here"))
         if ask.max_tokens_field not in {"", "maxOutputTokens"}:
             problems.append(Problem("option", "the field is maxOutputTokens here", where="--max-tokens-field"))
-        config = as_dict(ask.extra_body.get("generationConfig"))
-        if config.get("candidateCount", 1) != 1:
-            problems.append(Problem("extra_body", "candidateCount: one answer is kept", where="--extra-body"))
+        problems += _check_config(as_dict(ask.extra_body.get("generationConfig")))
         found, warnings = _check_thinking(ask)
         if (ask.temperature is not None or ask.top_p is not None) and (_major(ask.model) or 0) >= 4:
             warnings.append("--temperature and --top-p are deprecated since 2026-07-21; this model may refuse them")
@@ -147,8 +152,7 @@ class Gemini(Adapter):
 
     def url(self, ask: Ask) -> str:
         """Return the endpoint's path; the model stands in it, not in the body."""
-        model = ask.model if "/" in ask.model else f"models/{ask.model}"
-        return ask.url or f"/{API}/{quote(model, safe='/-._~@:')}:generateContent"
+        return ask.url or f"/{API}/{_resource(ask.model)}:generateContent"
 
     def params(self, ask: Ask) -> dict[str, Any]:
         """Return the body without system instruction and contents.
@@ -240,6 +244,15 @@ GEMINI_PROVIDER = Gemini(
 
 
 # --- checking and making -------------------------------------------------------------------------------------
+
+
+def _check_config(config: dict[str, Any]) -> list[Problem]:
+    """Check the user's own generationConfig; the endpoint takes snake_case too, but not a field in both spellings."""
+    snake = [name for name in config if "_" in name]
+    wrong = [f"generationConfig.{name}: write it in camelCase, or both spellings clash" for name in snake]
+    if config.get("candidateCount", 1) != 1:
+        wrong.append("candidateCount: one answer is kept")
+    return [Problem("extra_body", message, where="--extra-body") for message in wrong]
 
 
 def _check_thinking(ask: Ask) -> tuple[list[Problem], list[str]]:

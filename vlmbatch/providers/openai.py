@@ -20,6 +20,7 @@ from vlmbatch.providers.common import (
     as_text,
     check_detail,
     check_extra,
+    check_path,
     ended_by,
     include_reasoning,
     join_texts,
@@ -105,9 +106,7 @@ class ChatServer(Adapter):
         if ask.max_tokens_field and ask.max_tokens_field not in LIMIT_FIELDS:
             taken = f"{ask.max_tokens_field!r} is none of {', '.join(LIMIT_FIELDS)}"
             problems.append(Problem("option", taken, where="--max-tokens-field"))
-        if ask.url and not ask.url.endswith("/chat/completions"):
-            problems.append(Problem("option", f"{ask.url!r} is no path of chat completions", where="--url"))
-        return problems
+        return problems + check_path(ask, "/chat/completions", "chat completions")
 
     def url(self, ask: Ask) -> str:
         """Return the endpoint's path."""

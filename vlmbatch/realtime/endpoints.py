@@ -111,6 +111,7 @@ class Endpoints:
         if delay_s > 0:
             self._requests.append(Bucket(60 / delay_s, now, burst_s=0))
         self._tokens = Bucket(tpm, now, burst_s=1.0) if tpm else None
+        self._is_need_known = self._tokens is None
         self._changed = asyncio.Event()
         self._busy = _Integral(now)
 
@@ -136,6 +137,8 @@ class Endpoints:
     async def acquire(self, tokens: float = 0.0) -> Place:
         """Wait until a request may be sent, and return where to.
 
+        With a token budget, one request goes alone until one was answered: nobody knows before what a row takes.
+
         Args:
             tokens: What it will take from the token budget, as far as one can guess.
 
@@ -145,7 +148,8 @@ class Endpoints:
         while True:
             now = time.monotonic()
             wait_s = self._budget_wait_s(now, tokens)
-            endpoint = None if wait_s else self._least_loaded(now)
+            is_held = wait_s > 0 or not (self._is_need_known or self.in_flight == 0)
+            endpoint = None if is_held else self._least_loaded(now)
             if endpoint is not None:
                 return self._take(endpoint, now, tokens)
             self._check_hope(now)
@@ -201,6 +205,7 @@ class Endpoints:
     def answered(self, place: Place, hold_s: float = 0.0) -> None:
         """Hear that a request was answered well; ``hold_s``: the server's budget is used up for so long."""
         endpoint = place.endpoint
+        self._is_need_known = True
         endpoint.failures = endpoint.probes = 0
         endpoint.is_down = False
         endpoint.limiter.succeeded()

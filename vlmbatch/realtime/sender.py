@@ -132,15 +132,24 @@ class Sender:
         budget = self._errand.budget
         while (job := await self._next()) is not None:
             self._in_hand = job
+            place = await self._place()
+            self._in_hand = None
+            task = asyncio.create_task(self._try(job, place, budget.hold()))
+            self._tasks.add(task)
+            task.add_done_callback(self._after_task)
+
+    async def _place(self) -> Place:
+        """Wait for a place, and for room in the budget: what ended while a place was waited for may have taken it."""
+        budget = self._errand.budget
+        while True:
             while not budget.fits():
                 if not self._tasks:
                     self._end(Ending(stopped="the next request could pass the limit that was set on spending"))
                 await self._change(None)
             place = await self._endpoints.acquire(budget.mean_tokens)
-            self._in_hand = None
-            task = asyncio.create_task(self._try(job, place, budget.hold()))
-            self._tasks.add(task)
-            task.add_done_callback(self._after_task)
+            if budget.fits():
+                return place
+            self._endpoints.release(place, used_tokens=0.0)
 
     async def _next(self) -> Job | None:
         """Return the next row to send: one that is due again before a new one; None when all have ended."""

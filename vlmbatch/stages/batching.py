@@ -156,7 +156,7 @@ class _Rows:
                         kinds[position] = _kind(outcome)
         self.statuses.update(order[number - 1].value for number in last if number)
         self.errors.update(kinds.values())
-        self.in_batch = len(_in_flight(task, self._is_asked))
+        self.in_batch = _in_flight(task, self._is_asked).count(1)
 
 
 def _asked(task: Task, index: IdIndex) -> bytearray:
@@ -170,24 +170,21 @@ def _asked(task: Task, index: IdIndex) -> bytearray:
     return marks
 
 
-def _in_flight(task: Task, is_asked: bytearray) -> set[int]:
-    """Return the rows of the command that are in an open job."""
-    if task.options.rehearsal:
-        return set()
-    return {position for position in journal.in_flight(task.run) if is_asked[position]}
+def _in_flight(task: Task, is_asked: bytearray) -> bytearray:
+    """Return 1 for each row of the command that is in an open job."""
+    marks = bytearray(task.run.requests)
+    for position in () if task.options.rehearsal else journal.in_flight(task.run):
+        marks[position] = is_asked[position]
+    return marks
 
 
 def _left(task: Task, is_asked: bytearray, index: IdIndex) -> bytearray:
     """Return 1 for each row that is to be sent, or would be if the open job that it is in came to nothing."""
-    left = bytearray(task.selection.wanted)
-    in_flight = _in_flight(task, is_asked)
-    marks = bytearray(task.run.requests)
-    if len(in_flight) != task.selection.in_batch:  # some were answered by other means
+    held = _in_flight(task, is_asked)
+    if held.count(1) != task.selection.in_batch:  # some were answered by other means
         marks = resume.read_standing(task.run, task.provider, index).marks
-    for position in in_flight:
-        if marks[position] == resume.Mark.OPEN:
-            left[position] = 1
-    return left
+        held = bytearray(is_held and mark == resume.Mark.OPEN for is_held, mark in zip(held, marks, strict=True))
+    return bytearray(is_wanted | is_held for is_wanted, is_held in zip(task.selection.wanted, held, strict=True))
 
 
 def _row_tokens(run: RunDir) -> Callable[[Entry], int]:

@@ -246,20 +246,19 @@ def _studentised(values: Sequence[float]) -> list[float]:
     n, mean = len(values), fmean(values)
     centred = [value - mean for value in values]
     squares = list(map(mul, centred, centred))
-    floor = _variance(values) / n
-    found = []
-    for draw in _draws(n):
-        shift = sum(draw(centred)) / n
-        variance = sum(draw(squares)) / n - shift * shift
-        found.append(shift / math.sqrt((variance if variance > floor else floor) / (n - 1)))
-    return sorted(found)
+    floor = sum(squares) / (n - 1) / n
+    draws, root = _draws(n, _RESAMPLES), math.sqrt(n - 1)
+    shifts = [sum(draw(centred)) / n for draw in draws]
+    variances = [sum(draw(squares)) / n - shift * shift for draw, shift in zip(draws, shifts, strict=True)]
+    errors = [math.sqrt(variance if variance > floor else floor) for variance in variances]
+    return sorted(root * shift / error for shift, error in zip(shifts, errors, strict=True))
 
 
 @lru_cache(maxsize=4)
-def _draws(n: int) -> list[itemgetter[tuple[float, ...]]]:
-    """Return resamplings of n values, the same ones for every sample of that size."""
+def _draws(n: int, count: int) -> list[itemgetter[tuple[float, ...]]]:
+    """Return so many resamplings of n values, the same ones for every sample of that size."""
     rng = random.Random(_SEED)  # noqa: S311  (statistics: the same sample gives the same interval)
-    return [itemgetter(*rng.choices(range(n), k=n)) for _ in range(_RESAMPLES)]
+    return [itemgetter(*rng.choices(range(n), k=n)) for _ in range(count)]
 
 
 def _variance(values: Sequence[float]) -> float:

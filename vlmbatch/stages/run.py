@@ -7,6 +7,7 @@ channel sends is one line of a table; what each channel needs to know is in the 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import secrets
 import threading
@@ -18,7 +19,7 @@ from vlmbatch import jsonl, providers, resume
 from vlmbatch.errors import InputError
 from vlmbatch.records import Event, Status
 from vlmbatch.rundir import REHEARSAL_PREFIX, LineReader
-from vlmbatch.stages.task import RunOptions, RunResult, Task, look_up
+from vlmbatch.stages.task import RunOptions, RunResult, Task, belongs_to_run, look_up
 from vlmbatch.stop import Stop
 
 if TYPE_CHECKING:
@@ -96,7 +97,13 @@ def check_options(options: RunOptions) -> None:
         InputError: They do not.
     """
     policy = options.policy
+    rates = (options.rpm, options.tpm)
+    limits = [rate for rate in rates if rate is not None] + [options.rate_limit_delay_s]
     rules = {
+        "--rpm, --tpm and --rate-limit-delay must be finite numbers": not all(map(math.isfinite, limits)),
+        "--timeout and --max-wait must be numbers": math.isnan(policy.timeout_s + policy.max_wait_s),
+        "--max-tokens-total must be positive": options.max_tokens_total is not None and options.max_tokens_total < 1,
+        "--retry-times must not be negative": options.retry_times < 0,
         f"--channel takes {' or '.join(_CHANNELS)}": options.channel not in _CHANNELS,
         "--concurrency must be positive": options.concurrency < 1,
         "--limit must be positive": options.limit is not None and options.limit < 1,
@@ -104,7 +111,7 @@ def check_options(options: RunOptions) -> None:
             policy.timeout_s, policy.max_tries, policy.max_wait_s
         )
         <= 0,
-        "--rpm and --tpm must be positive": any(rate is not None and rate <= 0 for rate in (options.rpm, options.tpm)),
+        "--rpm and --tpm must be positive": any(rate is not None and rate <= 0 for rate in rates),
         "--rate-limit-delay must not be negative": options.rate_limit_delay_s < 0,
         "--shard-id must be at least 0 and less than --num-shards": not 0 <= options.shard_id < options.num_shards,
         "--verify takes full or lines": options.verify not in {"full", "lines"},
@@ -180,6 +187,10 @@ def _verify(run_dir: RunDir, options: RunOptions, on_event: Callable[[Event], No
 def _write_pending(task: Task, path: str) -> RunResult:
     """Copy the frozen lines that are still to be sent into one file, byte for byte."""
     selection = task.selection
+    if belongs_to_run(task.run, path):
+        raise InputError(
+            f"--pending {path}: that place in the run folder has its own use", hint="name a file elsewhere"
+        )
     folder, base = os.path.split(path)
     temporary = os.path.join(folder, f".{base}.{secrets.token_hex(4)}.tmp")
     try:

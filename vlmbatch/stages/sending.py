@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from vlmbatch import __version__, attempts, journal, resume, rundir
 from vlmbatch.errors import InputError, RefusedError
 from vlmbatch.pace import Limiter
-from vlmbatch.progress import ProgressFileReporter
 from vlmbatch.realtime import health
 from vlmbatch.realtime.endpoints import Endpoint, Endpoints
 from vlmbatch.realtime.errand import Errand
@@ -52,6 +51,7 @@ def send(task: Task, name: str | None, key: str | None) -> RunResult:
         if not task.options.rehearsal and task.options.serve is None:
             need_key(task, base_urls, key)
         if not task.selection.to_send:
+            task.reporters(_progress_name(task.options))  # a command that was killed left them behind the results
             return task.result(endpoints=_told(endpoints))
         _need_results_folder(task)
         _name_full_price(task)
@@ -203,7 +203,7 @@ class _Session:
         self, endpoints: Endpoints, transport: Transport, lines: LineReader
     ) -> tuple[Sender, ResultsWriter]:
         loop = asyncio.get_running_loop()
-        reporters = self._reporters()
+        reporters = self._task.reporters(_progress_name(self._task.options))
         writer = ResultsWriter(
             self._task.run.file(self._results),
             reporters=reporters,
@@ -251,18 +251,6 @@ class _Session:
             total=selection.asked,
             done=selection.asked - selection.to_send,
         )
-
-    def _reporters(self) -> list[ProgressFileReporter]:
-        """Return the progress files, started from what was settled before."""
-        task, selection = self._task, self._task.selection
-        paths = [task.run.file(_progress_name(task.options))]
-        if task.options.progress_path is not None:
-            paths.append(task.options.progress_path)
-        extra = {"rehearsal": True} if task.options.rehearsal else {}
-        reporters = [ProgressFileReporter(path, selection.asked, extra=extra) for path in paths]
-        for reporter in reporters:
-            reporter.start(selection.answered, selection.failed)
-        return reporters
 
     def _raise_if_refused(self, sender: Sender) -> None:
         ending, tally = sender.ending, sender.tally

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from vlmbatch import attempts, journal, jsonl, resume, rundir
 from vlmbatch.batch.base import BatchOptions
 from vlmbatch.errors import CheckFailed, InputError, Interrupted, VlmbatchError
 from vlmbatch.prices import Prices
+from vlmbatch.progress import ProgressFileReporter
 from vlmbatch.realtime.budget import Budget
 from vlmbatch.records import Event, Status
 from vlmbatch.retry import Policy
@@ -27,6 +28,16 @@ if TYPE_CHECKING:
     from vlmbatch.rundir import IdIndex, RunDir
     from vlmbatch.serve import Serve
     from vlmbatch.stop import Stop
+
+
+_OWN: Final = frozenset(
+    {
+        *(rundir.RUN_JSON, rundir.MANIFEST, rundir.REJECTED, rundir.INPUTS, rundir.SHARDS, rundir.SHA256SUMS),
+        *(rundir.ESTIMATES, rundir.RESULTS, rundir.BATCHES, rundir.MERGED, rundir.SUMMARY, rundir.REPORT),
+        *(rundir.REVIEWS, rundir.SEALED, rundir.REDACTED, rundir.VERIFY, rundir.LOCKS, os.curdir),
+    }
+)
+"""What stands in a run folder by its own names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,6 +215,23 @@ class Task:
         if self.on_event is not None:
             self.on_event(Event("warning", "run", message))
 
+    def reporters(self, name: str) -> list[ProgressFileReporter]:
+        """Return the progress files, started from what was settled before.
+
+        Args:
+            name: The one in the run folder; ``progress_path`` is another.
+        """
+        paths, further = [self.run.file(name)], self.options.progress_path
+        if further is not None and belongs_to_run(self.run, further):
+            self.warn(f"--progress-path {further}: that place in the run folder has its own use; nothing is written")
+        elif further is not None:
+            paths.append(further)
+        extra = {"rehearsal": True} if self.options.rehearsal else {}
+        reporters = [ProgressFileReporter(path, self.selection.asked, extra=extra) for path in paths]
+        for reporter in reporters:
+            reporter.start(self.selection.answered, self.selection.failed)
+        return reporters
+
     def result(self, **more: Any) -> RunResult:
         """Return a result that starts from what was there before."""
         selection = self.selection
@@ -216,6 +244,12 @@ class Task:
             rehearsal=self.options.rehearsal,
             **more,
         )
+
+
+def belongs_to_run(run: RunDir, path: str) -> bool:
+    """Say whether a path is one that the contract names in the run folder: no file of the user's may replace it."""
+    within = os.path.relpath(os.path.realpath(path), os.path.realpath(run.path)).split(os.sep)
+    return within[0] in _OWN
 
 
 def look_up(

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from vlmbatch import jsonl, tokens
 from vlmbatch.errors import Problem
 from vlmbatch.records import Event
-from vlmbatch.rundir import LineReader
+from vlmbatch.rundir import LineReader, parse_entry, parse_head
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
 
-    from vlmbatch.records import Entry, ImageRecord
+    from vlmbatch.records import Entry, ImageRecord, ManifestHead
     from vlmbatch.rundir import RunDir
 
 BYTES_PER_TEXT_TOKEN = 3
@@ -200,15 +200,15 @@ class OverShard:
     alone: list[tuple[int, str, int]] = field(default_factory=list)
     _line: int = 0
 
-    def see(self, entry: Entry, limit: Limit) -> None:
+    def see(self, head: ManifestHead, limit: Limit) -> None:
         """Look at the shard's next line."""
         self._line += 1
-        size = entry.length + 1
+        size = head["length"] + 1
         if size > limit.bytes and len(self.alone) < _MOST_LINES:
-            self.alone.append((self._line, entry.custom_id, size))
-        if entry.offset + size > limit.bytes or self._line > limit.requests:
+            self.alone.append((self._line, head["custom_id"], size))
+        if head["offset"] + size > limit.bytes or self._line > limit.requests:
             if not self.beyond:
-                self.first_line, self.first_id = self._line, entry.custom_id
+                self.first_line, self.first_id = self._line, head["custom_id"]
             self.beyond += 1
 
     def problems(self, limit: Limit) -> list[Problem]:
@@ -295,9 +295,10 @@ def survey(
     images = text = 0
     least = -1
     # A million rows pass here: what is looked up for each of them stands in a local name.
-    for entry in run.iter_entries():
-        row_tokens, row_text = 0, entry.body_length - frame.bytes
-        for image in entry.images:
+    for position, data in enumerate(run.iter_manifest()):
+        head = parse_head(data, position)
+        pictures, row_tokens, row_text = head["images"], 0, head["body_length"] - frame.bytes
+        for image in pictures:
             sent = image.get("sent", image)
             size = sent["width"], sent["height"]
             count = count_image(size)
@@ -307,30 +308,27 @@ def survey(
             if "file_id" not in image:
                 row_text -= (sent["bytes"] + 2) // 3 * 4 + len(sent["media_type"])
             if count > least:
-                least = _keep_largest(load.largest, LargeImage(count, image["path"], *size, entry.custom_id))
+                least = _keep_largest(load.largest, LargeImage(count, image["path"], *size, head["custom_id"]))
             if odd and size in odd:
                 _note_odd(load, ruler, size)
-        images += len(entry.images)
+        images += len(pictures)
         sizes[row_tokens] = sizes.get(row_tokens, 0) + 1
         if row_text > 0:
             text += row_text
         if is_watched:
-            _watch(load, entry, wanted, limit, (row_tokens, row_text))
-        if on_event and not entry.position % _EVERY:
-            on_event(Event("progress", "estimate", done=entry.position, total=run.requests))
+            if head["custom_id"] in wanted:
+                load.rows[head["custom_id"]] = _keep(parse_entry(data, position), row_tokens, row_text)
+            if head["shard"] in load.over:
+                load.over[head["shard"]].see(head, limit)
+        if on_event and not position % _EVERY:
+            on_event(Event("progress", "estimate", done=position, total=run.requests))
     load.images, load.text_bytes, load.sizes = images, text, Counter(sizes)
     return _sum_up(load, ruler)
 
 
-def _watch(load: Workload, entry: Entry, wanted: Collection[str], limit: Limit, tokens_text: tuple[int, int]) -> None:
-    """Keep what is wanted of one row, and look at it where its shard is over the limit."""
-    if entry.custom_id in wanted:
-        image_tokens, text = tokens_text
-        load.rows[entry.custom_id] = Row(
-            entry.line_sha256, entry.output, entry.images, entry.row, image_tokens, max(0, text)
-        )
-    if entry.shard in load.over:
-        load.over[entry.shard].see(entry, limit)
+def _keep(entry: Entry, image_tokens: int, text_bytes: int) -> Row:
+    """Return what is kept of a row of the sample."""
+    return Row(entry.line_sha256, entry.output, entry.images, entry.row, image_tokens, max(0, text_bytes))
 
 
 def _over(run: RunDir, limit: Limit) -> dict[str, OverShard]:
