@@ -578,7 +578,7 @@ def parse_entry(data: bytes, position: int) -> Entry:
         cut = data.index(_ROW_KEY)  # structural: inside a JSON string the quotes would be escaped
         head: ManifestHead = jsonl.loads(data[:cut] + b"}")
         row = data[cut + len(_ROW_KEY) : -1]
-        return Entry(position, *_always_there(head), row, head.get("source_line"), head.get("output", ""))
+        return Entry._make((position, *_always_there(head), row, head.get("source_line"), head.get("output", "")))
     except (ValueError, KeyError, TypeError):
         raise damaged_line(position) from None
 

@@ -297,7 +297,6 @@ class _Network(httpx.AsyncBaseTransport):
     async def aclose(self) -> None:
         if self._session is not None:
             await self._session.close()
-            self._session = None
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         trip = request.stream

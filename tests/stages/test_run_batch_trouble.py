@@ -15,6 +15,7 @@ from tests.stages.batch_runs import CHAT, GEMINI, MESSAGES, Heard, Kind, answers
 from vlmbatch import jsonl
 from vlmbatch.batch.base import BatchOptions
 from vlmbatch.batch.calls import Caller, CallError
+from vlmbatch.errors import RefusedError
 from vlmbatch.rehearsal.faults import parse_faults
 from vlmbatch.rehearsal.jobs import Flaw
 from vlmbatch.rehearsal.server import Server, serve
@@ -238,6 +239,19 @@ def test_output_without_a_last_newline_is_whole(tmp_path: Path, monkeypatch: pyt
         monkeypatch.setattr(server.store, "add_file", add)
         send(run, server, heard=heard)
     assert "count as missing" not in heard.said()
+    assert answers(run) == dict.fromkeys(ids(run), 1)
+
+
+def test_kept_file_that_the_provider_lost_is_uploaded_anew(tmp_path: Path) -> None:
+    """A file waits for room in the queue and is deleted meanwhile: one refusal, and the next command starts afresh."""
+    run = make(tmp_path, rows=3)
+    with serve(parse_faults({"batch": {"full_creates": 1}})) as server:
+        send(run, server, detach=True)
+        server.store.files.clear()
+        with pytest.raises(RefusedError, match="create"):
+            send(run, server)
+        assert send(run, server).downloaded == 1
+        assert len(server.store.jobs) == 1
     assert answers(run) == dict.fromkeys(ids(run), 1)
 
 

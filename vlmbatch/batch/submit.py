@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _QUEUE_FULL = 429
 _TOO_LARGE = 413
+_REFUSED = "refused"
 _FILE_SLACK = timedelta(hours=1)
 
 
@@ -94,8 +95,9 @@ def _not_made(work: Work, job: Job, error: CallError) -> Submission:
     if error.may_have_acted:
         work.hindered(job, f"no answer to the create ({error}); looking whether the job was made")
         return Submission(Outcome.DOUBTFUL, work.touch(job))
-    work.journal.append("abandoned", job.key, why=f"not made: {error}")
-    if error.status_code is None or error.status_code == _QUEUE_FULL:
+    is_later = error.status_code is None or error.status_code == _QUEUE_FULL
+    work.journal.append("abandoned", job.key, state="" if is_later else _REFUSED, why=f"not made: {error}")
+    if is_later:
         return Submission(Outcome.NOT_NOW, job, error.retry_after_s, str(error))
     raise _refused(job, "create", error)
 
@@ -127,11 +129,17 @@ async def _upload(work: Work, job: Job, lines: memoryview) -> str:
 
 
 def _kept_file(work: Work, job: Job) -> Job | None:
-    """Return an earlier turn of the same job whose file the provider still keeps."""
+    """Return an earlier turn of the same job whose file the provider still keeps and made no trouble with."""
     soon = datetime.now(UTC) + _FILE_SLACK
+    refused = {other.file_id for other in work.journal.jobs.values() if other.state == _REFUSED}
     for other in work.journal.jobs.values():
         is_same = other.sha256 == job.sha256 and other.endpoint == job.endpoint and other.file_id
-        if is_same and other.file_expires_at and datetime.fromisoformat(other.file_expires_at) > soon:
+        if (
+            is_same
+            and other.file_id not in refused
+            and other.file_expires_at
+            and datetime.fromisoformat(other.file_expires_at) > soon
+        ):
             return other
     return None
 

@@ -80,6 +80,16 @@ class Place(NamedTuple):
     is_probe: bool
 
 
+async def change(event: asyncio.Event, wait_s: float | None) -> None:
+    """Wait until an event is set from now on, for some seconds at most where a number is given."""
+    event.clear()
+    try:
+        async with asyncio.timeout(wait_s):
+            await event.wait()
+    except TimeoutError:
+        return
+
+
 class NoEndpointError(Exception):
     """No endpoint is left that answers, or all ask to come back much later."""
 
@@ -153,7 +163,7 @@ class Endpoints:
             if endpoint is not None:
                 return self._take(endpoint, now, tokens)
             self._check_hope(now)
-            await self._change(wait_s or self._next_opening_s(now))
+            await change(self._changed, wait_s or self._next_opening_s(now))
 
     def _least_loaded(self, now: float) -> Endpoint | None:
         open_now = [endpoint for endpoint in self.all if endpoint.takes(now)]
@@ -178,17 +188,6 @@ class Endpoints:
         endpoint.is_probed = endpoint.is_down
         self._busy.add(now, 1)
         return Place(endpoint, endpoint.limiter.start(), tokens, endpoint.is_down)
-
-    async def _change(self, wait_s: float | None) -> None:
-        self._changed.clear()
-        if wait_s is None:
-            await self._changed.wait()
-            return
-        try:
-            async with asyncio.timeout(wait_s):
-                await self._changed.wait()
-        except TimeoutError:
-            return
 
     def release(self, place: Place, *, used_tokens: float | None = None) -> None:
         """Give a place back; ``used_tokens`` corrects the guess."""

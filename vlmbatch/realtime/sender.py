@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from vlmbatch import retry
 from vlmbatch.errors import IntegrityError
-from vlmbatch.realtime.endpoints import NoEndpointError
+from vlmbatch.realtime.endpoints import NoEndpointError, change
 from vlmbatch.realtime.errand import Ending, Held
 from vlmbatch.realtime.exchange import INTERRUPTED, Job, Outcome, attempt_line, understand
 from vlmbatch.realtime.tally import Tally
@@ -145,7 +145,7 @@ class Sender:
             while not budget.fits():
                 if not self._tasks:
                     self._end(Ending(stopped="the next request could pass the limit that was set on spending"))
-                await self._change(None)
+                await change(self._changed, None)
             place = await self._endpoints.acquire(budget.mean_tokens)
             if budget.fits():
                 return place
@@ -165,19 +165,7 @@ class Sender:
                 self._is_drained = True
             if self._is_drained and not self._again and not self._tasks:
                 return None
-            await self._change(due_s)
-
-    async def _change(self, wait_s: float | None) -> None:
-        """Wait until a task has ended or a row has come back, or for some seconds."""
-        self._changed.clear()
-        if wait_s is None:
-            await self._changed.wait()
-            return
-        try:
-            async with asyncio.timeout(wait_s):
-                await self._changed.wait()
-        except TimeoutError:
-            return
+            await change(self._changed, due_s)
 
     def _after_task(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

@@ -185,7 +185,7 @@ def _span(total: calibrate.Total) -> Span:
 def _reasoning(
     billed: Mapping[str, Measured], rows: Mapping[str, Row], rest: Counter[int], limit: int | None
 ) -> calibrate.Total | None:
-    """Total the reasoning, None where some row does not tell; where no row reasoned, the model does not reason at all."""
+    """Total the reasoning, None where some row does not tell; where no row reasoned, the model does not at all."""
     thought = [one.usage["reasoning_tokens"] for one in billed.values()]
     if None in thought:
         return None

@@ -295,8 +295,7 @@ def survey(
     images = text = 0
     least = -1
     # A million rows pass here: what is looked up for each of them stands in a local name.
-    for position, data in enumerate(run.iter_manifest()):
-        head = parse_head(data, position)
+    for position, data, head in _heads(run, on_event):
         pictures, row_tokens, row_text = head["images"], 0, head["body_length"] - frame.bytes
         for image in pictures:
             sent = image.get("sent", image)
@@ -315,15 +314,20 @@ def survey(
         sizes[row_tokens] = sizes.get(row_tokens, 0) + 1
         if row_text > 0:
             text += row_text
-        if is_watched:
-            if head["custom_id"] in wanted:
-                load.rows[head["custom_id"]] = _keep(parse_entry(data, position), row_tokens, row_text)
-            if head["shard"] in load.over:
-                load.over[head["shard"]].see(head, limit)
-        if on_event and not position % _EVERY:
-            on_event(Event("progress", "estimate", done=position, total=run.requests))
+        if is_watched and head["shard"] in load.over:
+            load.over[head["shard"]].see(head, limit)
+        if is_watched and head["custom_id"] in wanted:
+            load.rows[head["custom_id"]] = _keep(parse_entry(data, position), row_tokens, row_text)
     load.images, load.text_bytes, load.sizes = images, text, Counter(sizes)
     return _sum_up(load, ruler)
+
+
+def _heads(run: RunDir, on_event: Callable[[Event], None] | None) -> Iterator[tuple[int, bytes, ManifestHead]]:
+    """Yield each line of the manifest: its position, its bytes, its head."""
+    for position, data in enumerate(run.iter_manifest()):
+        yield position, data, parse_head(data, position)
+        if on_event and not position % _EVERY:
+            on_event(Event("progress", "estimate", done=position, total=run.requests))
 
 
 def _keep(entry: Entry, image_tokens: int, text_bytes: int) -> Row:
