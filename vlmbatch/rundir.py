@@ -264,9 +264,11 @@ class RunDir:
         """
         try:
             with open(self.file(MANIFEST), "rb", buffering=_BUFFER) as file:
+                if file.peek(len(jsonl.BOM)).startswith(jsonl.BOM):
+                    file.read(len(jsonl.BOM))
                 for raw in file:
                     if data := raw.strip():
-                        yield data.removeprefix(jsonl.BOM)
+                        yield data
         except OSError as error:
             raise IntegrityError(f"{self.path}: {MANIFEST} cannot be read ({error.strerror})") from None
 

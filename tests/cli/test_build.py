@@ -91,6 +91,11 @@ def test_build_json_failure_lists_every_problem(images: Path, tmp_path: Path) ->
         (["--config", "none.yaml", "--out", "RUN", "--image-order", "middle"], "--image-order takes first or last"),
         (["--config", "none.yaml", "--out", "RUN", "--max-tokens", "-5"], "--max-tokens must be positive"),
         (["--config", "none.yaml", "--out", "RUN", "--prompt", ""], "the file's outputs say it"),
+        (
+            ["IMAGES", "--out", "RUN", "--model", "m", "--prompt", "p", "--temperature", "-1"],
+            "--temperature must be 0 to 2",
+        ),
+        (["IMAGES", "--out", "RUN", "--model", "m", "--prompt", "p", "--top-p", "3"], "--top-p must be above 0"),
         (["--config", "none.yaml", "--out", "RUN"], "none.yaml: cannot be read"),
         (["IMAGES", "--config", "none.yaml", "--out", "RUN"], "SOURCE: the pipeline file names its datasets"),
     ],
@@ -271,3 +276,10 @@ def _elsewhere(words: list[str], *, before: str) -> subprocess.CompletedProcess[
     script = f'{before}; exec "$@"'
     whole = ["sh", "-c", script, "sh", sys.executable, "-m", "vlmbatch", *words]
     return subprocess.run(whole, capture_output=True, text=True, check=False, timeout=120)
+
+
+def test_build_json_without_the_word_is_warned_about(images: Path, tmp_path: Path) -> None:
+    """JSON without a schema wants the word in the prompt; with the word there is nothing to say."""
+    words = ("build", images, "--model", "m", "--response-format", "json")
+    assert "says JSON" in call(*words, "--out", tmp_path / "one", "--prompt", "What?").err
+    assert "says JSON" not in call(*words, "--out", tmp_path / "two", "--prompt", "What? Answer in JSON.").err

@@ -268,21 +268,22 @@ def test_no_resume_asks_everything_again(tmp_path: Path, rows: list[Row]) -> Non
     assert (tmp_path / "out.jsonl.run.2" / "run.json").is_file()
 
 
-def test_killed_call_loses_and_repeats_nothing(tmp_path: Path) -> None:
-    """Killed half-way, the next call asks only for what is open; the output has each row once."""
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGKILL, -9), (signal.SIGINT, 130), (signal.SIGTERM, 130)])
+def test_ended_call_loses_and_repeats_nothing(tmp_path: Path, number: signal.Signals, status: int) -> None:
+    """Killed or interrupted half-way, the next call asks only for what is open; the output has each row once."""
     rows = []
-    for number in range(40):
-        path = tmp_path / f"{number}.png"
-        path.write_bytes(png(30 + number, 20))
-        row = {"triplet_id": number, "condition": "a", "image_path": str(path), "question_string": "What?"}
+    for index in range(40):
+        path = tmp_path / f"{index}.png"
+        path.write_bytes(png(30 + index, 20))
+        row = {"triplet_id": index, "condition": "a", "image_path": str(path), "question_string": "What?"}
         rows.append(row)
     write(tmp_path / "in.jsonl", rows)
     with serve(Faults(latency_s=(0.05, 0.1))) as server:
         command = [sys.executable, "-m", "vlmbatch.inference_runner", *words(tmp_path), "--endpoints", server.base_url]
         process = subprocess.Popen([*command, "--n-concurrent", "2"], stdout=subprocess.DEVNULL)
         _wait_for_lines(tmp_path / "out.jsonl", 5)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+        process.send_signal(number)
+        assert process.wait() == status
         assert len(answers(tmp_path)) < 40
         assert call(tmp_path, server) == 0
         assert server.requests <= 40 + 2

@@ -55,6 +55,56 @@ def test_parse_entry_cuts_the_row_where_it_stands(path: str, cell: str) -> None:
     entry = rundir.parse_entry(line, 0)
     assert entry.row == row
     assert entry.images == [image]
+    assert rundir.parse_head(line, 0)["images"] == [image]
+
+
+_HEAD = (
+    b'{"custom_id":"a","shard":"s","offset":0,"length":1,"body_offset":0,"body_length":1,'
+    b'"inner_sha256":"","line_sha256":"","images":[]'
+)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"{",
+        b"[]",
+        b"7",
+        b"{}",
+        _HEAD + b"}",
+        _HEAD.replace(b'"shard":"s",', b"") + b',"row":{}}',
+        _HEAD[:-1] + b',"row":{}}',
+        _HEAD.replace(b'"custom_id"', b'"custom\xff"') + b',"row":{}}',
+    ],
+)
+def test_damaged_manifest_line_is_named(line: bytes) -> None:
+    """Whether the whole line is wanted or its head alone, damage is an integrity error that names the line."""
+    for parse in (rundir.parse_entry, rundir.parse_head):
+        with pytest.raises(IntegrityError, match="line 8 is damaged"):
+            parse(line, 7)
+
+
+@pytest.mark.parametrize("row", [b"[" * 3000 + b"]" * 3000, b"123456789012345678901234567890", b'"\\ud800"', b"{ }"])
+def test_head_does_not_depend_on_what_the_row_holds(row: bytes) -> None:
+    """A row of any depth, any number, any text: the head is read, and the row is kept byte for byte."""
+    line = _HEAD + b',"row":' + row + b"}"
+    assert rundir.parse_head(line, 0)["custom_id"] == "a"
+    assert rundir.parse_entry(line, 0).row == row
+
+
+def test_iter_entries_passes_over_blank_lines_and_the_bom(tmp_path: Path) -> None:
+    """Lines are counted as they stand for requests; how an editor ended them does not matter."""
+    line = _HEAD + b',"row":{"a":" "}}'
+    run = RunDir(str(tmp_path), {}, b"")  # type: ignore[typeddict-item]
+    (tmp_path / "manifest.jsonl").write_bytes(b"\xef\xbb\xbf" + line + b"\r\n\n  \n" + line)
+    assert [(entry.position, entry.row) for entry in run.iter_entries()] == [(0, b'{"a":" "}'), (1, b'{"a":" "}')]
+
+
+def test_iter_entries_of_a_missing_manifest_is_an_integrity_fault(tmp_path: Path) -> None:
+    """A folder without its manifest is damaged, and says so in words."""
+    run = RunDir(str(tmp_path), {}, b"")  # type: ignore[typeddict-item]
+    with pytest.raises(IntegrityError, match=r"manifest\.jsonl cannot be read"):
+        next(run.iter_entries())
 
 
 def test_open_missing_folder_says_what_to_give(tmp_path: Path) -> None:

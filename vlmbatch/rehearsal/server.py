@@ -132,10 +132,15 @@ class Server:
         if not self._models:
             wire = MESSAGES if "x-api-key" in request.headers else CHAT
             return await send(request, self._replies.error(wire, 404, "This rehearsal keeps no list of models."))
-        if request.path.startswith("/v1beta"):
+        if request.path.startswith("/v1beta") or "x-goog-api-key" in request.headers:
             return web.json_response({"models": [{"name": f"models/{name}"} for name in self._models]})
-        models = [{"id": name, "object": "model", "type": "model", "display_name": name} for name in self._models]
-        return web.json_response({"object": "list", "data": models, "has_more": False})
+        if "x-api-key" in request.headers:
+            made = {"type": "model", "created_at": "2026-01-01T00:00:00Z"}
+            models = [{"id": name, "display_name": name, **made} for name in self._models]
+            ends = {"first_id": self._models[0], "last_id": self._models[-1]}
+            return web.json_response({"data": models, "has_more": False, **ends})
+        owned = {"object": "model", "created": 0, "owned_by": "rehearsal"}
+        return web.json_response({"object": "list", "data": [{"id": name, **owned} for name in self._models]})
 
     async def _counts(self, _: web.Request) -> web.StreamResponse:
         """Return the counters, for tests in another process."""

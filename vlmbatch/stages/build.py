@@ -72,7 +72,7 @@ def build(
     """
     todo = plan(options)
     provider = providers.get(todo.provider, next(iter(todo.asks.values())).url)
-    warnings = _check_asks(provider, todo.asks)
+    warnings = [*_check_asks(provider, todo.asks), *_missing_word(todo)]
     with Draft(options.out) as draft, _file_store(todo, provider, key) as store:
         press = Press(todo, provider, draft)
         press.feed(_pressed(todo, provider, press.stem, store), on_event)
@@ -134,6 +134,18 @@ def _check_asks(provider: Provider, asks: dict[str, Ask]) -> list[str]:
             problems=problems,
         )
     return warnings
+
+
+def _missing_word(todo: Plan) -> list[str]:
+    """Return a warning where JSON is asked for without a schema and without the word, which some providers refuse."""
+    texts = [file.data for role, file in todo.verbatim.items() if role in {"prompt", "system", "config"}]
+    texts.append((todo.options.prompt_template or "").encode("utf-8", "replace"))
+    asks = todo.asks.values()
+    if not any(ask.json_answer and ask.json_schema is None for ask in asks) or b"json" in b"".join(texts).lower():
+        return []
+    return [
+        "JSON is asked for, and neither prompt nor system prompt says JSON: some providers refuse every such request"
+    ]
 
 
 # --- workers: item → frozen line ---------------------------------------------------------------------------

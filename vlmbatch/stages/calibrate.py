@@ -8,10 +8,10 @@ The interval is a studentised bootstrap. A sample hides the far end of a long ta
 sample with one more row in it, farther out than the largest that was seen; where the answers have a limit, a bound that
 needs no assumption but the limit (Anderson's, over the Dvoretzky-Kiefer-Wolfowitz band) cuts it again.
 
-A kind of row of which the sample holds none leaves no trace in it: if one answer in twenty runs to the limit, one sample
-of thirty in five looks like a run without such answers. No method tells the two apart from the rows alone, but the limit
-says how much such a row can take, and the sample's size how many of them there can be. So the high end leaves room for
-that many rows at the limit, and the end without them stands beside it, for the reader who knows that there are none.
+A kind of row of which the sample holds none leaves no trace in it: if one answer in twenty runs to the limit, one
+sample of thirty in five looks like a run without such answers. No method tells the two apart from the rows alone, but
+the limit says how much such a row can take, and the sample's size how many of them there can be. So the high end leaves
+room for that many rows at the limit, and the end without them stands beside it, for a reader who knows of none.
 tests/unit/test_calibrate.py counts how often the true total lies inside.
 """
 
@@ -250,7 +250,7 @@ def _studentised(values: Sequence[float]) -> list[float]:
     draws, root = _draws(n, _RESAMPLES), math.sqrt(n - 1)
     shifts = [sum(draw(centred)) / n for draw in draws]
     variances = [sum(draw(squares)) / n - shift * shift for draw, shift in zip(draws, shifts, strict=True)]
-    errors = [math.sqrt(variance if variance > floor else floor) for variance in variances]
+    errors = [math.sqrt(max(floor, variance)) for variance in variances]
     return sorted(root * shift / error for shift, error in zip(shifts, errors, strict=True))
 
 
@@ -293,8 +293,8 @@ def quantile(values: Sequence[float], part: float) -> float:
 def unseen_share(sample: int, rest: int) -> float:
     """Return the largest part of the rest that may be of a kind of which the sample happens to hold none (95 %).
 
-    With N rows in all, K of them of that kind, a sample of n misses them with a chance of about (1 - K / (N - (n - 1) / 2))
-    to the n (never less than the exact, hypergeometric one). For a long run this is 3 / n, nearly.
+    With N rows in all, K of them of that kind, a sample of n misses them with a chance of about
+    (1 - K / (N - (n - 1) / 2)) ** n, never less than the exact, hypergeometric one. In a long run this is 3 / n, nearly.
     """
     most = (1 - math.pow(1 - CONFIDENCE, 1 / sample)) * (rest + (sample + 1) / 2)
     return min(1.0, most / rest) if rest else 0.0

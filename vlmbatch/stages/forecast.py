@@ -35,7 +35,8 @@ _CENT_OF_CENT = Decimal("0.0001")
 class Span(NamedTuple):
     """A number with its range: ``mid`` None where only bounds are known, the ends None where a sample is too small.
 
-    ``high`` leaves room for rows at the output limit of which the sample happens to hold none, ``high_as_seen`` does not.
+    ``high`` leaves room for rows at the output limit of which the sample happens to hold none, ``high_as_seen`` leaves
+    none.
     """
 
     mid: float | None

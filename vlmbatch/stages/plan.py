@@ -217,17 +217,24 @@ def _wrong_values(options: BuildOptions) -> list[Problem]:
     }
     numbers = {"--temperature": options.temperature, "--top-p": options.top_p}
     rules = {
+        "--temperature must be 0 to 2": not 0 <= (options.temperature or 0) <= 2
+        and not _is_unwritable(options.temperature),
+        "--top-p must be above 0 and at most 1": options.top_p is not None
+        and not 0 < options.top_p <= 1
+        and not _is_unwritable(options.top_p),
+        "--thinking-budget must not be below -1": (options.thinking_budget or 0) < -1,
         "--response-format takes json": options.response_format not in {None, "json"},
         "--carrier takes inline or provider-file": options.carrier not in {"inline", "provider-file"},
         "--image-order takes first or last": options.image_order not in {"first", "last"},
         **{f"{flag} must be positive": count is not None and count < 1 for flag, count in counts.items()},
         **{f"{flag} is not UTF-8": any(map(_has_half_character, words)) for flag, words in texts.items()},
-        **{
-            f"{flag} is {number}, which JSON cannot write": number is not None and not math.isfinite(number)
-            for flag, number in numbers.items()
-        },
+        **{f"{flag} is {number}, which JSON cannot write": _is_unwritable(number) for flag, number in numbers.items()},
     }
     return [Problem("usage", message) for message, holds in rules.items() if holds]
+
+
+def _is_unwritable(number: float | None) -> bool:
+    return number is not None and not math.isfinite(number)
 
 
 def _has_half_character(text: str | None) -> bool:
