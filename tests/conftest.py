@@ -28,7 +28,9 @@ _connect = socket.socket.connect
 
 
 def _loopback_only(self: socket.socket, address: Any) -> None:
-    if self.family in {socket.AF_INET, socket.AF_INET6} and not str(address[0]).startswith(("127.", "::1", "localhost")):
+    if self.family in {socket.AF_INET, socket.AF_INET6} and not str(address[0]).startswith(
+        ("127.", "::1", "localhost")
+    ):
         raise AssertionError(f"a test tried to reach {address!r}")
     _connect(self, address)
 

@@ -165,12 +165,17 @@ def _until(text: str, now: datetime) -> float | None:
     return max(0.0, (then - now).total_seconds())
 
 
-def headroom_wait_s(headers: Mapping[str, str], now: datetime) -> float:
+def headroom_wait_s(headers: Mapping[str, str], now: datetime, tokens: float = 1.0) -> float:
     """Return how long to hold the next request back because a budget in the rate-limit headers is used up.
 
     Understood are the two habits of naming them: ``x-ratelimit-remaining-requests`` with resets as durations, and
     ``...-ratelimit-requests-remaining`` with resets as times. A budget refills steadily: so with a limit of 500 that is
     whole again in 60 s, the next request is due after 0.12 s, not after 60.
+
+    Args:
+        headers: Of an answer, names in lower case.
+        now: The time, with its zone.
+        tokens: What a request takes at worst from a budget of tokens, as far as is known.
     """
     budgets: dict[str, dict[str, str]] = {}
     for name, value in headers.items():
@@ -180,16 +185,21 @@ def headroom_wait_s(headers: Mapping[str, str], now: datetime) -> float:
         if match:
             kind, what = match["kind1"] or match["kind2"], match["what1"] or match["what2"]
             budgets.setdefault(kind, {})[what] = value
-    return max((_refill_s(budget, now) for budget in budgets.values()), default=0.0)
+    needs = {kind: max(1.0, tokens) if "tokens" in kind else 1.0 for kind in budgets}
+    return max((_refill_s(budget, now, needs[kind]) for kind, budget in budgets.items()), default=0.0)
 
 
-def _refill_s(budget: Mapping[str, str], now: datetime) -> float:
+def _refill_s(budget: Mapping[str, str], now: datetime, need: float) -> float:
+    """Return the seconds until a budget has what a request takes (all of it, where that is more than there ever is)."""
     remaining = _number(budget.get("remaining"))
     reset = _reset_s(budget.get("reset", ""), now)
-    if remaining is None or remaining >= 1 or reset is None:
+    if remaining is None or reset is None:
         return 0.0
     limit = _number(budget.get("limit"))
-    return reset / limit if limit else reset
+    missing = (min(need, limit) if limit else need) - remaining
+    if missing <= 0:
+        return 0.0
+    return reset * missing / (limit - remaining) if limit else reset
 
 
 def _reset_s(text: str, now: datetime) -> float | None:

@@ -7,6 +7,7 @@ Nothing here writes into a finished folder but the lock files; results and snaps
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import re
 import secrets
@@ -263,7 +264,7 @@ class RunDir:
             IntegrityError: The manifest cannot be read.
         """
         try:
-            with open(self.file(MANIFEST), "rb", buffering=_BUFFER) as file:
+            with io.BufferedReader(io.FileIO(self.file(MANIFEST)), _BUFFER) as file:
                 if file.peek(len(jsonl.BOM)).startswith(jsonl.BOM):
                     file.read(len(jsonl.BOM))
                 for raw in file:
@@ -564,8 +565,11 @@ def parse_head(data: bytes, position: int) -> ManifestHead:
     try:
         head: ManifestHead = jsonl.loads(data)
         _always_there(head)
+        is_whole = "row" in head
     except (ValueError, KeyError, TypeError):
-        parse_entry(data, position)  # says what is wrong, unless it is the row, which is nobody's business but its own
+        is_whole = False
+    if not is_whole:
+        parse_entry(data, position)  # says what is wrong, unless it is the row, which is nobody's business here
         head = jsonl.loads(data[: data.index(_ROW_KEY)] + b"}")
     return head
 

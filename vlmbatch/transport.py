@@ -200,9 +200,17 @@ def check_base_url(url: str) -> str:
             f"the base URL of {parsed.host} holds a user name or a password",
             hint="leave it out: a key belongs into an environment variable, named by --api-key-env",
         )
-    if parsed.scheme not in {"http", "https"} or not parsed.host or " " in parsed.host:
+    if parsed.scheme not in {"http", "https"} or not parsed.host or "%20" in parsed.host or not _has_port(url):
         raise InputError(f"{without_query(url)!r}: not an http or https URL", hint=example)
     return url.rstrip("/")
+
+
+def _has_port(url: str) -> bool:
+    """Return whether a URL's port, named or not, is one that there can be."""
+    try:
+        return URL(url).port is not None
+    except ValueError:
+        return False
 
 
 def is_loopback(url: str) -> bool:
@@ -356,7 +364,7 @@ def _proxy_by_environment(scheme: str, host: str) -> str | None:
         return None
     if "://" not in proxy:
         proxy = f"http://{proxy}"
-    if not proxy.startswith(("http://", "https://")):
+    if not _has_port(proxy) or not proxy.startswith(("http://", "https://")):
         raise InputError(
             f"the proxy for {scheme} in the environment is neither http nor https",
             hint="name an HTTP proxy in HTTPS_PROXY, or except the host by NO_PROXY",

@@ -28,7 +28,12 @@ PROSE = [pytest.param(page, id=pages.name(page)) for page in pages.PAGES]
 HOW_TO = [page for page in pages.PAGES if page.parent.name == "how-to" and pages.blocks(page)]
 FOREIGN = {
     "docs/contributing.md": {"--fix"},
-    "docs/how-to/cluster.md": {"--array", "--enable-prompt-tokens-details", "--gpus-per-node", "--tensor-parallel-size"},
+    "docs/how-to/cluster.md": {
+        "--array",
+        "--enable-prompt-tokens-details",
+        "--gpus-per-node",
+        "--tensor-parallel-size",
+    },
     "docs/how-to/coming-from-an-inference-script.md": {"--input", "--output"},
     "docs/how-to/hand-over.md": {"--validate"},
     "references/image-tokens.md": {"--enable-prompt-tokens-details"},

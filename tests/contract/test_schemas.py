@@ -93,7 +93,7 @@ def test_shapes_of_one_name_are_equal_everywhere() -> None:
     seen: dict[str, Any] = {}
     for name in NAMES:
         for key, shape in schemas.load(name).get("$defs", {}).items():
-            assert seen.setdefault(key, shape) == shape, f"{name}: $defs/{key} differs from that of another schema"
+            assert seen.setdefault(key, shape) == shape, f"{name}: $defs/{key} differs: python -m tests.docs.generate"
 
 
 def test_estimate_as_json_has_the_fields_of_its_line() -> None:

@@ -2,7 +2,7 @@
 
 A page of docs/reference is written by hand but for what stands between ``<!-- generated: NAME -->`` and
 ``<!-- end -->``. That is made here, from the schemas, from the command line's own declarations and from the provider
-adapters; a test fails when a page is not what this would make of it. The schemas themselves are copied to docs/schemas.
+adapters; a test fails when a page is not what this would make of it. Schemas are brought into line and copied to docs.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ import re
 import sys
 from pathlib import Path
 
-from tests.docs import commands, shapes, tongues
+from tests.docs import commands, copies, shapes, tongues
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ROOT / "docs" / "reference"
+SCHEMAS = ROOT / "vlmbatch" / "data" / "schemas"
 BLOCKS = {**shapes.BLOCKS, **commands.BLOCKS, **tongues.BLOCKS}
 _BLOCK = re.compile(r"(<!-- generated: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -31,7 +32,9 @@ def names(text: str) -> list[str]:
 
 def main() -> int:
     """Write every page and copy that is not current, and say which; return the exit status."""
-    for schema in sorted((ROOT / "vlmbatch" / "data" / "schemas").glob("*.json")):
+    for name, text in copies.current(SCHEMAS):
+        _write(SCHEMAS / name, text)
+    for schema in sorted(SCHEMAS.glob("*.json")):
         _write(ROOT / "docs" / "schemas" / schema.name, schema.read_text(encoding="utf-8"))
     for page in sorted(PAGES.glob("*.md")):
         _write(page, filled(page.read_text(encoding="utf-8")))

@@ -17,6 +17,7 @@ from PIL import Image
 
 from tests.pictures import jpeg, png
 from vlmbatch.errors import InputError, IntegrityError
+from vlmbatch.images import ImagePolicy
 from vlmbatch.images import ImagePolicy, decode
 from vlmbatch.rundir import LineReader, RunDir
 from vlmbatch.stages import press
@@ -169,13 +170,26 @@ def test_build_skip_bad_accounts_for_every_input(tmp_path: Path) -> None:
     assert [e.custom_id.rsplit("-", 1)[1] for e in run.iter_entries()] == good
 
 
-def test_build_two_prompts_share_no_id(tmp_path: Path) -> None:
-    """Two runs over the same images share no custom_id, so their results cannot be mixed up."""
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"prompt": "what else?"},
+        {"prompt": None, "prompt_template": "what?"},
+        {"model": "n"},
+        {"max_tokens": 9},
+        {"temperature": 0.5},
+        {"image_order": "last"},
+        {"image_policy": ImagePolicy(max_side=4)},
+        {"provider": "vllm"},
+    ],
+    ids=lambda other: next(iter(other)),
+)
+def test_build_of_another_question_shares_no_id(tmp_path: Path, other: dict[str, object]) -> None:
+    """Two runs over the same images that differ in anything asked share no custom_id: results cannot be mixed up."""
     source = _folder(tmp_path / "in")
     one = {e.custom_id for e in _build(source, tmp_path / "one").iter_entries()}
-    two = {e.custom_id for e in _build(source, tmp_path / "two", prompt="what else?").iter_entries()}
-    three = {e.custom_id for e in _build(source, tmp_path / "three", max_tokens=9).iter_entries()}
-    assert len(one | two | three) == len(one) + len(two) + len(three)
+    two = {e.custom_id for e in _build(source, tmp_path / "two", **other).iter_entries()}
+    assert not one & two
 
 
 @given(

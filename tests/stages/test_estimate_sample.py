@@ -87,7 +87,7 @@ def test_all_rows_measured_leave_no_range(tmp_path: Path) -> None:
     """A run that is done has cost what it cost."""
     run = make_run(tmp_path / "run", 6)
     result = calibrate(run, bill(run, [Billed(used=779, made=n) for n in range(1, 7)]))
-    assert result.forecast.output_tokens == (21, 21, 21, 21)
+    assert set(result.forecast.output_tokens or ()) == {21}
     assert not _said(result, "measured row(s)")
 
 

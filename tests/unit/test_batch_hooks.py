@@ -12,7 +12,7 @@ import pytest
 
 from vlmbatch import providers
 from vlmbatch.errors import InputError
-from vlmbatch.providers.base_batch import BatchApi, Phase, Reply, Tag
+from vlmbatch.providers.base_batch import BatchApi, Phase, Reply, Tag, as_stamp
 from vlmbatch.providers.pick_batch import batch_api
 
 WIRE = Path(__file__).resolve().parents[1] / "data" / "wire"
@@ -111,6 +111,25 @@ def test_gemini_state_that_nobody_knows_ends_when_the_operation_does(more: dict[
     """A new word for a state must not keep a job open for ever: the operation itself says whether it is done."""
     batch = api("gemini").read({"name": "batches/1", "metadata": {"state": "BATCH_STATE_NOVEL"}, **more})
     assert (batch.phase, batch.state) == (phase, "NOVEL")
+
+
+@pytest.mark.parametrize(
+    ("told", "read"),
+    [
+        ("2026-12-02T11:04:17.135483123Z", "2026-12-02T11:04:17.135483Z"),
+        ("2026-12-02T12:04:17+01:00", "2026-12-02T11:04:17Z"),
+        ("2026-12-02T11:04:17", "2026-12-02T11:04:17Z"),
+        (1_796_209_457, "2026-12-02T11:04:17Z"),
+        (1_796_209_457_000, None),
+        (10**30, None),
+        ("soon", None),
+        (None, None),
+        ({}, None),
+    ],
+)
+def test_time_is_read_in_utc_and_what_is_none_is_none(told: Any, read: str | None) -> None:
+    """Nanoseconds, zones and seconds since 1970 are read; milliseconds, words and nothing end no command."""
+    assert as_stamp(told) == read
 
 
 def test_line_at_fault_is_kept() -> None:

@@ -47,7 +47,7 @@ def _modules() -> dict[str, Path]:
 
 
 def _imports(name: str, path: Path) -> set[str]:
-    """Return the names that a module imports, inside functions too; TYPE_CHECKING blocks load nothing and are let be."""
+    """Return what a module imports, inside functions too; TYPE_CHECKING blocks load nothing and are let be."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     guarded = {
         id(inner)
@@ -148,8 +148,19 @@ def _loaded(code: str) -> set[str]:
         ("import vlmbatch.stages.collect", {"httpx", "aiohttp", "PIL", "typer", "rich", "pyarrow", "jinja2", "yaml"}),
         ("import vlmbatch", {"httpx", "aiohttp", "PIL", "typer", "rich", "pyarrow"}),
         (
-            "import sys; sys.argv = ['vlmbatch', '--help']\nfrom vlmbatch.cli import main\ntry: main()\nexcept SystemExit: pass",
-            {"httpx", "aiohttp", "PIL", "rich", "pyarrow", "jinja2", "yaml", "jmespath", "asyncio", "vlmbatch.stages.run"},
+            "from vlmbatch.cli import main\ntry: main(['--help'])\nexcept SystemExit: pass",
+            {
+                "httpx",
+                "aiohttp",
+                "PIL",
+                "rich",
+                "pyarrow",
+                "jinja2",
+                "yaml",
+                "jmespath",
+                "asyncio",
+                "vlmbatch.stages.run",
+            },
         ),
     ],
     ids=["collect", "package", "help"],

@@ -36,7 +36,9 @@ def test_dumps_splices_fragments_as_they_stand(value: Any) -> None:
     assert jsonl.dumps({"a": 1, "row": jsonl.Fragment(inner)}) == b'{"a":1,"row":' + inner + b"}"
 
 
-@pytest.mark.parametrize("bad", [b"NaN", b"[1,Infinity]", b"-Infinity", b'{"a":1,}', b"", b"\xff", b"{", b"[" * 100_000])
+@pytest.mark.parametrize(
+    "bad", [b"NaN", b"[1,Infinity]", b"-Infinity", b'{"a":1,}', b"", b"\xff", b"{", b"[" * 100_000]
+)
 def test_loads_refuses_what_is_not_json(bad: bytes) -> None:
     """NaN, stray commas, half values, bad UTF-8 and bottomless nesting are one kind of error."""
     with pytest.raises(ValueError):  # noqa: PT011  (any wording)
@@ -57,7 +59,11 @@ def test_one_line_changes_no_value(value: Any) -> None:
     assert jsonl.loads(line) == value
 
 
-@given(lines=st.lists(st.binary(min_size=1, max_size=8), max_size=6), cut=st.integers(0, 60), more=st.binary(min_size=1, max_size=5))
+@given(
+    lines=st.lists(st.binary(min_size=1, max_size=8), max_size=6),
+    cut=st.integers(0, 60),
+    more=st.binary(min_size=1, max_size=5),
+)
 def test_appender_never_glues_onto_a_torn_line(
     tmp_path_factory: pytest.TempPathFactory, lines: list[bytes], cut: int, more: bytes
 ) -> None:

@@ -16,7 +16,7 @@ from vlmbatch.batch.base import label
 from vlmbatch.batch.calls import CallError
 from vlmbatch.batch.submit import tag_of
 from vlmbatch.errors import RefusedError
-from vlmbatch.providers.base_batch import Phase, Tag
+from vlmbatch.providers.base_batch import Phase, Tag, as_time
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -76,7 +76,7 @@ async def settle(work: Work, job: Job, since: datetime | None = None) -> None:
         job: The job.
         since: When the create call ended; None = nobody knows, so that its beginning counts.
     """
-    since = since or _time(job.creating_at) or datetime.now(UTC)
+    since = since or as_time(job.creating_at) or datetime.now(UTC)
     until = since + timedelta(seconds=work.options.settle_s)
     wait_s = _FIRST_WAIT_S
     while True:
@@ -169,7 +169,7 @@ async def _find_tagged(work: Work, job: Job) -> tuple[Batch | None, list[str]]:
 
 async def _listed(work: Work) -> AsyncIterator[Batch]:
     """Yield the provider's jobs, newest first, as far back as this run can have made any."""
-    born = _time(work.run.info["created_at"]) or datetime.fromtimestamp(0, UTC)
+    born = as_time(work.run.info["created_at"]) or datetime.fromtimestamp(0, UTC)
     after = ""
     for _ in range(_MAX_PAGES):
         page = work.api.read_page((await work.caller.send(work.api.list(after))).body)
@@ -218,7 +218,7 @@ async def _find_untagged(work: Work, job: Job) -> tuple[Batch | None, list[str]]
 async def _candidates(work: Work, job: Job) -> AsyncIterator[Batch]:
     """Yield the jobs that might be one of ours: unknown, of its size, made at its time."""
     known = work.journal.batch_ids()
-    made = _time(job.creating_at) or datetime.now(UTC)
+    made = as_time(job.creating_at) or datetime.now(UTC)
     first, last = made - _SKEW, made + timedelta(seconds=work.options.timeout_s) + _SKEW
     async for batch in _listed(work):
         if batch.created_at is not None and batch.created_at < first:
@@ -259,10 +259,3 @@ async def _holds_rows_of(work: Work, job: Job, batch: Batch) -> bool | None:
         if any(start <= position < end for start, end in job.ranges):
             return True
     return False
-
-
-def _time(text: str | None) -> datetime | None:
-    try:
-        return datetime.fromisoformat(text) if text else None
-    except ValueError:
-        return None

@@ -16,6 +16,7 @@ from vlmbatch import jsonl
 from vlmbatch.batch.calls import Caller, CallError, patient
 from vlmbatch.errors import RefusedError
 from vlmbatch.journal import now
+from vlmbatch.providers.base_batch import as_stamp, as_time
 from vlmbatch.providers.pick_batch import batch_api
 from vlmbatch.transport import Transport, without_query
 
@@ -145,9 +146,8 @@ class FileStore:
     def _fresh(self, sha256: str) -> Stored | None:
         """Return what an earlier command uploaded, where the provider keeps it long enough."""
         kept = self._kept.get(sha256)
-        if kept is None or (kept.expires_at and _time(kept.expires_at) < datetime.now(UTC) + _LEFT):
-            return None
-        return kept
+        until = as_time(kept.expires_at) if kept else None
+        return None if until and until < datetime.now(UTC) + _LEFT else kept
 
     async def _upload(self, sha256: str, media_type: str, data: bytes) -> Stored:
         async with self._places:
@@ -171,11 +171,11 @@ class FileStore:
 
     def describe(self) -> dict[str, Any]:
         """Return what run.json keeps of it: where the ids hold, and until when the first of them is kept."""
-        times = sorted(filter(None, (stored.expires_at for stored in self._used.values())), key=_time)
+        times = [at for stored in self._used.values() if (at := as_time(stored.expires_at))]
         return {
             "kind": "provider-file",
             "endpoint": without_query(self._base_url),
-            "expires_at": times[0] if times else None,
+            "expires_at": as_stamp(min(times)) if times else None,
         }
 
 
@@ -201,16 +201,13 @@ def expiry_warning(carrier: Mapping[str, Any] | None, at: datetime) -> str | Non
         carrier: What :meth:`FileStore.describe` gave, as run.json keeps it; None = everything is inline.
         at: The time, with its zone.
     """
-    until = (carrier or {}).get("expires_at")
-    if not until:
+    until = as_time((carrier or {}).get("expires_at"))
+    if until is None:
         return None
-    left = _time(until) - at
+    left = until - at
     if left <= timedelta():
-        return f"the provider kept this run's image files until {until}: requests will fail; build again"
+        return f"the provider kept this run's image files until {as_stamp(until)}: requests will fail; build again"
     if left < _LEFT:
-        return f"the provider keeps this run's image files for {left.total_seconds() / 3600:.0f} h more (until {until})"
+        hours = left.total_seconds() / 3600
+        return f"the provider keeps this run's image files for {hours:.0f} h more (until {as_stamp(until)})"
     return None
-
-
-def _time(text: str) -> datetime:
-    return datetime.fromisoformat(text)

@@ -11,7 +11,7 @@ from vlmbatch.batch.base import label
 from vlmbatch.batch.calls import CallError
 from vlmbatch.batch.plan import lines_of
 from vlmbatch.errors import RefusedError
-from vlmbatch.providers.base_batch import Tag
+from vlmbatch.providers.base_batch import Tag, as_time
 
 if TYPE_CHECKING:
     from vlmbatch.batch.base import Work
@@ -131,15 +131,12 @@ async def _upload(work: Work, job: Job, lines: memoryview) -> str:
 def _kept_file(work: Work, job: Job) -> Job | None:
     """Return an earlier turn of the same job whose file the provider still keeps and made no trouble with."""
     soon = datetime.now(UTC) + _FILE_SLACK
-    refused = {other.file_id for other in work.journal.jobs.values() if other.state == _REFUSED}
-    for other in work.journal.jobs.values():
-        is_same = other.sha256 == job.sha256 and other.endpoint == job.endpoint and other.file_id
-        if (
-            is_same
-            and other.file_id not in refused
-            and other.file_expires_at
-            and datetime.fromisoformat(other.file_expires_at) > soon
-        ):
+    jobs = work.journal.jobs.values()
+    refused = {other.file_id for other in jobs if other.state == _REFUSED}
+    for other in jobs:
+        is_same = (other.sha256, other.endpoint) == (job.sha256, job.endpoint)
+        until = as_time(other.file_expires_at)
+        if is_same and other.file_id not in {"", *refused} and until is not None and until > soon:
             return other
     return None
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 from vlmbatch.console import duration, number_bytes, out, safe, table
 
 if TYPE_CHECKING:
-    from vlmbatch.stages.estimate_options import EstimateResult
     from collections.abc import Sequence
     from decimal import Decimal
 
+    from vlmbatch.stages.estimate_options import EstimateResult
     from vlmbatch.stages.forecast import Calibration, Forecast
 
 _SHOWN = 10

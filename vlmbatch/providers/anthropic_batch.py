@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from vlmbatch.providers.base import Call
@@ -15,6 +14,8 @@ from vlmbatch.providers.base_batch import (
     ResultFile,
     Steps,
     Upload,
+    as_stamp,
+    as_time,
     in_path,
     multipart,
 )
@@ -41,7 +42,7 @@ class MessageBatches(BatchApi):
         headers, body = multipart(sha256, name, media_type, data, {})
         reply = yield Call("POST", "/v1/files", headers, body)
         file = as_dict(reply.body)
-        return Upload(as_text(file.get("id")) or "", as_text(file.get("expires_at")))
+        return Upload(as_text(file.get("id")) or "", as_stamp(file.get("expires_at")))
 
     def create(self, tag: Tag, shard: str, file_id: str, lines: memoryview) -> Call:  # noqa: ARG002  (no place for them)
         """Describe the job: the frozen lines, spliced into a list as they stand."""
@@ -71,7 +72,7 @@ class MessageBatches(BatchApi):
             batch_id,
             Phase.ENDED if is_ended else Phase.OPEN,
             state,
-            created_at=_time(value.get("created_at")),
+            created_at=as_time(value.get("created_at")),
             requests=sum(counts) or None,
             done=sum(counts[1:]) if is_ended else None,
             results=(ResultFile("output", Call("GET", f"{_PATH}/{in_path(batch_id)}/results")),) if is_kept else (),
@@ -91,10 +92,3 @@ class MessageBatches(BatchApi):
     def cancel(self, batch_id: str) -> Call:
         """Describe POST of the cancellation."""
         return Call("POST", f"{_PATH}/{in_path(batch_id)}/cancel", body=b"")
-
-
-def _time(value: Any) -> datetime | None:
-    try:
-        return datetime.fromisoformat(value)
-    except (TypeError, ValueError):
-        return None

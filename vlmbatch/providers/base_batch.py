@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Generator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar
 from urllib.parse import quote, urlsplit
@@ -17,7 +18,6 @@ from vlmbatch.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from datetime import datetime
 
     from vlmbatch.errors import Problem
     from vlmbatch.providers.base import Call, Provider
@@ -125,6 +125,21 @@ class Upload(NamedTuple):
 
     file_id: str
     expires_at: str | None
+
+
+def as_time(value: Any) -> datetime | None:
+    """Read a time as it is told: RFC 3339 text (UTC where it names no zone) or seconds since 1970; None = no time."""
+    try:
+        at = datetime.fromtimestamp(value, UTC) if isinstance(value, int) else datetime.fromisoformat(value)
+    except (TypeError, ValueError, OverflowError, OSError):
+        return None
+    return at if at.tzinfo else at.replace(tzinfo=UTC)
+
+
+def as_stamp(value: Any) -> str | None:
+    """Return a time, told likewise or read already, as RFC 3339 text in UTC."""
+    at = value if isinstance(value, datetime) else as_time(value)
+    return None if at is None else at.astimezone(UTC).isoformat().replace("+00:00", "Z")
 
 
 def in_path(word: str) -> str:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from vlmbatch.records import Usage
 
 DETAILS = ("auto", "low", "high", "original")
+_MOST = 1 << 53
+"""The most that every reader of JSON holds exactly (RFC 8259, section 6); no request has so many tokens."""
 
 _VERSION = re.compile(r"v\d+((alpha|beta)\d*)?")
 _ENDPOINTS = (("chat", "completions"), ("responses",), ("messages",))
@@ -181,10 +183,10 @@ def as_text(value: Any) -> str | None:
 
 
 def as_count(value: Any) -> int | None:
-    """Return a count that is one: no truth value, nothing negative, no fraction."""
-    if type(value) is int and value >= 0:  # nearly all are; the rest of the rule takes ten times as long
+    """Return a count that is one: no truth value, nothing negative, no fraction, nothing past exact numbers."""
+    if type(value) is int and 0 <= value <= _MOST:  # nearly all are; the rest of the rule takes ten times as long
         return value
-    if isinstance(value, bool) or not isinstance(value, int | float) or value < 0 or value != value // 1:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _MOST or value != value // 1:
         return None
     return int(value)
 

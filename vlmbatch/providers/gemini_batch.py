@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -18,6 +17,8 @@ from vlmbatch.providers.base_batch import (
     ResultFile,
     Steps,
     Upload,
+    as_stamp,
+    as_time,
     in_path,
 )
 from vlmbatch.providers.common import as_count, as_dict, as_list, as_text
@@ -52,12 +53,12 @@ class BatchGenerate(BatchApi):
     def upload(self, tag: Tag, lines: memoryview) -> Steps[Upload]:
         """Describe a resumable upload in pieces; a job names the file by its name."""
         file = yield from _upload_file(self._version, tag.name, "application/jsonl", lines)
-        return Upload(as_text(file.get("name")) or "", as_text(file.get("expirationTime")))
+        return Upload(as_text(file.get("name")) or "", as_stamp(file.get("expirationTime")))
 
     def store_image(self, sha256: str, media_type: str, data: memoryview) -> Steps[Upload]:
         """Describe the same for one image; a body names it by its address."""
         file = yield from _upload_file(self._version, sha256, media_type, data)
-        return Upload(as_text(file.get("uri")) or "", as_text(file.get("expirationTime")))
+        return Upload(as_text(file.get("uri")) or "", as_stamp(file.get("expirationTime")))
 
     def create(self, tag: Tag, shard: str, file_id: str, lines: memoryview) -> Call:  # noqa: ARG002  (uploaded)
         """Describe a job over the uploaded file; the model stands in the path."""
@@ -89,7 +90,7 @@ class BatchGenerate(BatchApi):
             phase,
             state,
             tag=as_text(metadata.get("displayName")) or "",
-            created_at=_time(metadata.get("createTime")),
+            created_at=as_time(metadata.get("createTime")),
             requests=total,
             done=None if total is None else total - (waiting or 0),
             flaws=_flaws(error) if phase is Phase.FAILED else (),
@@ -143,10 +144,3 @@ def _number(value: Any) -> int | None:
     if isinstance(value, str) and value.isdigit():
         return int(value)
     return as_count(value)
-
-
-def _time(value: Any) -> datetime | None:
-    try:
-        return datetime.fromisoformat(value)
-    except (TypeError, ValueError):
-        return None

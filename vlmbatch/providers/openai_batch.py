@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Any
 
 from vlmbatch import jsonl
@@ -18,6 +17,8 @@ from vlmbatch.providers.base_batch import (
     Steps,
     Tag,
     Upload,
+    as_stamp,
+    as_time,
     in_path,
     multipart,
 )
@@ -67,7 +68,6 @@ class FilesAndBatches(BatchApi):
         state = as_text(value.get("status")) or "unknown"
         flaws = tuple(_flaw(as_dict(one)) for one in as_list(as_dict(value.get("errors")).get("data")))
         counts = as_dict(value.get("request_counts"))
-        created = as_count(value.get("created_at"))
         total, good, bad = (as_count(counts.get(name)) or 0 for name in ("total", "completed", "failed"))
         phase = _PHASES.get(state, Phase.OPEN)
         results = tuple(_results(value))
@@ -78,7 +78,7 @@ class FilesAndBatches(BatchApi):
             state,
             tag=_tag(as_dict(value.get("metadata"))),
             input_file=as_text(value.get("input_file_id")) or "",
-            created_at=None if created is None else datetime.fromtimestamp(created, UTC),
+            created_at=as_time(value.get("created_at")),
             requests=total or None,
             done=good + bad if total else None,
             flaws=flaws,
@@ -137,9 +137,7 @@ def _results(value: dict[str, Any]) -> list[ResultFile]:
 
 def _upload(body: Any) -> Upload:
     file = as_dict(body)
-    expires = as_count(file.get("expires_at"))
-    until = None if expires is None else datetime.fromtimestamp(expires, UTC).isoformat().replace("+00:00", "Z")
-    return Upload(as_text(file.get("id")) or "", until)
+    return Upload(as_text(file.get("id")) or "", as_stamp(file.get("expires_at")))
 
 
 def _flaw(error: dict[str, Any]) -> Problem:

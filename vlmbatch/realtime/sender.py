@@ -201,7 +201,7 @@ class Sender:
         job.ended_s = time.monotonic()
         job.tries.append(_as_try(outcome, waited_s))
         if outcome.is_answer:
-            hold_s = retry.headroom_wait_s(answer.headers, datetime.now(UTC))
+            hold_s = retry.headroom_wait_s(answer.headers, datetime.now(UTC), errand.budget.mean_tokens)
             self._endpoints.answered(place, min(hold_s, errand.policy.max_wait_s))
             self._take_answer(job, outcome)
         else:

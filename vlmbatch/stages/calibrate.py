@@ -294,7 +294,7 @@ def unseen_share(sample: int, rest: int) -> float:
     """Return the largest part of the rest that may be of a kind of which the sample happens to hold none (95 %).
 
     With N rows in all, K of them of that kind, a sample of n misses them with a chance of about
-    (1 - K / (N - (n - 1) / 2)) ** n, never less than the exact, hypergeometric one. In a long run this is 3 / n, nearly.
+    (1 - K / (N - (n - 1) / 2)) ** n, never less than the exact, hypergeometric one. In a long run that leaves 3 / n.
     """
     most = (1 - math.pow(1 - CONFIDENCE, 1 / sample)) * (rest + (sample + 1) / 2)
     return min(1.0, most / rest) if rest else 0.0

@@ -19,6 +19,8 @@ from vlmbatch.stages.summary import AT_CAP, CAP_SHARE
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
+_WHOLE: Final = r"sed 's/\\u[dD][89a-fA-F][0-9a-fA-F][0-9a-fA-F]/\\ufffd/g'"
+"""jq refuses half of a character pair, which an answer may hold, and with it the whole file; it counts none of them."""
 _ATTEMPTS: Final = "inputs | select(.source_file) | ., .superseded[]"
 _HAS_ID: Final = "select(.custom_id // .key)"
 _LINES: Final = f"inputs | fromjson? | objects | {_HAS_ID}"
@@ -75,7 +77,7 @@ def queries(summary: Mapping[str, Any]) -> dict[str, tuple[Any, Query]]:
 
 def _jq(program: str, *files: str, options: str = "-n") -> str:
     """Return a jq command; programs of several lines are put on one."""
-    return f"jq {options} {shlex.quote(' '.join(program.split()))} {' '.join(map(shlex.quote, files))}"
+    return f"{_WHOLE} {' '.join(map(shlex.quote, files))} | jq {options} {shlex.quote(' '.join(program.split()))}"
 
 
 def _count(stream: str) -> str:

@@ -38,7 +38,6 @@ _HASH_BYTES = 32
 _MANY = 65_536
 OTHERS: Final = "(others)"
 """Label of whatever comes when there are too many different ones."""
-_MOST_TOKENS = 1 << 62
 
 
 class Ledger:
@@ -200,8 +199,8 @@ class Part(Columns):
         self.position.append(position)
         self.kind.append(kind)
         self.line.append(line)
-        self.input_tokens.append(-1 if used is None or used > _MOST_TOKENS else used)
-        self.output_tokens.append(-1 if made is None or made > _MOST_TOKENS else made)
+        self.input_tokens.append(-1 if used is None else used)
+        self.output_tokens.append(-1 if made is None else made)
         self.latency_s.append(-1.0 if latency_s is None else latency_s)
         sums = self.tokens[self.kinds[kind].channel]
         for name, count in usage.items():

@@ -93,7 +93,7 @@ class Plan:
         provider: Name of the provider, settled.
         source: Where the inputs come from, opened.
         asks: What is asked, by output name; ``""`` for runs with one output.
-        verbatim: Files to copy into inputs/, by role: ``prompt``, ``system``, ``schema``, ``extra_body``, ``config``.
+        verbatim: Files to copy into inputs/, by role: ``prompt``, ``template``, ``system``, ``schema``, ``extra_body``, ``config``.
         answer: What collect has to know of the answer: ``{json, schema, outputs, output_schema}``.
         settings: What the pipeline file says for later commands, kept in run.json.
     """
@@ -256,6 +256,8 @@ def _read_ask(options: BuildOptions, model: str) -> tuple[dict[str, Verbatim], A
     }
     if options.prompt is not None:
         verbatim["prompt"] = Verbatim("prompt.txt", options.prompt.encode("utf-8", "surrogatepass"))
+    if options.prompt_template is not None:
+        verbatim["template"] = Verbatim("prompt-template.txt", options.prompt_template.encode("utf-8", "surrogatepass"))
     schema = _schema(verbatim["schema"]) if "schema" in verbatim else None
     ask = Ask(
         model=model,

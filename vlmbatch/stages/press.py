@@ -90,9 +90,12 @@ class Press:
         self.stem = id_stem(options.id_prefix, self._what_is_asked())
 
     def _what_is_asked(self) -> list[Any]:
+        """Return all that shapes a request apart from the row: two runs that differ in any of it share no id."""
+        options = self._plan.options
         texts = {role: jsonl.sha256(file.data) for role, file in sorted(self._plan.verbatim.items())}
         params = {name: self._provider.params(ask) for name, ask in sorted(self._plan.asks.items())}
-        return [self._ask.model, texts, params]
+        form = [options.question_field, options.image_order, options.image_policy.as_record(), options.carrier]
+        return [self._ask.model, self._plan.provider, texts, params, form]
 
     def feed(self, made: Iterable[Made | Rejected], on_event: Callable[[Event], None] | None) -> None:
         """Write every line; once something is bad and must not be, only go on checking.

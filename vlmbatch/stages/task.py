@@ -166,6 +166,8 @@ class RunResult:
         """Return what keeps the exit status from being 0, None where nothing does."""
         again = "the same command goes on where it ended"
         left = f"{self.without_answer:,} of {self.asked:,} rows have no answer"
+        if self.lost_lines:
+            left += f", and {self.lost_lines:,} attempt(s) could not be kept (their rows are sent again)"
         if self.pending is not None:
             return None
         if self.is_interrupted:
