@@ -565,13 +565,12 @@ def parse_head(data: bytes, position: int) -> ManifestHead:
     try:
         head: ManifestHead = jsonl.loads(data)
         _always_there(head)
-        is_whole = "row" in head
+        if "row" in head:
+            return head
     except (ValueError, KeyError, TypeError):
-        is_whole = False
-    if not is_whole:
-        parse_entry(data, position)  # says what is wrong, unless it is the row, which is nobody's business here
-        head = jsonl.loads(data[: data.index(_ROW_KEY)] + b"}")
-    return head
+        pass  # it may be the row alone, which is nobody's business here
+    parse_entry(data, position)
+    return cast("ManifestHead", jsonl.loads(data[: data.index(_ROW_KEY)] + b"}"))
 
 
 def parse_entry(data: bytes, position: int) -> Entry:

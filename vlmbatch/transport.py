@@ -13,7 +13,7 @@ import errno
 import ssl
 import urllib.request
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import aiohttp
@@ -164,10 +164,9 @@ class Transport:
 
     @staticmethod
     def _failed(code: str, trip: _Trip, detail: str) -> Answer:
-        place = trip.target.httpx
-        if code == "connect_timeout" and place.scheme == "https":
+        if code == "connect_timeout" and trip.target.httpx.scheme == "https":
             detail = "TCP or TLS handshake"
-        message = f"{_WORDS[code]} ({place.netloc.decode()}{', ' + detail if detail else ''})"
+        message = f"{_WORDS[code]} ({trip.target.httpx.netloc.decode()}{', ' + detail if detail else ''})"
         return Answer(None, code=code, message=message, sent=trip.sent and code not in NEVER_CONNECTED)
 
 
@@ -189,26 +188,25 @@ def check_base_url(url: str) -> str:
     Raises:
         InputError: It is no http(s) URL that can be called, or it holds a user name or password.
     """
-    example = "for example http://127.0.0.1:8000/v1"
     try:
         parsed = _parsed(url).httpx
         parsed.host.encode("idna")  # what looking the name up does first
     except (httpx.InvalidURL, ValueError):
-        raise InputError(f"{without_query(url).rpartition('@')[2]!r}: not a URL", hint=example) from None
+        parsed = httpx.URL()
     if parsed.userinfo:
         raise InputError(
             f"the base URL of {parsed.host} holds a user name or a password",
             hint="leave it out: a key belongs into an environment variable, named by --api-key-env",
         )
-    if parsed.scheme not in {"http", "https"} or not parsed.host or "%20" in parsed.host or not _has_port(url):
-        raise InputError(f"{without_query(url)!r}: not an http or https URL", hint=example)
+    if not parsed.host or "%20" in parsed.host or not _is_http(url):
+        shown = without_query(url).rpartition("@")[2]
+        raise InputError(f"{shown!r}: not an http or https URL", hint="for example http://127.0.0.1:8000/v1")
     return url.rstrip("/")
 
 
-def _has_port(url: str) -> bool:
-    """Return whether a URL's port, named or not, is one that there can be."""
+def _is_http(url: str) -> bool:
     try:
-        return URL(url).port is not None
+        return URL(url).scheme in {"http", "https"} and URL(url).port is not None  # a port beyond all raises
     except ValueError:
         return False
 
@@ -300,7 +298,7 @@ class _Network(httpx.AsyncBaseTransport):
     def __init__(self, *, trust_env: bool) -> None:
         self._trust_env = trust_env
         self._session: aiohttp.ClientSession | None = None
-        self._proxy_of: dict[tuple[str, str], str | None] = {}
+        self._proxy = cache(_proxy_by_environment)
 
     async def aclose(self) -> None:
         if self._session is not None:
@@ -347,15 +345,9 @@ class _Network(httpx.AsyncBaseTransport):
     def _tls(self) -> ssl.SSLContext:
         return httpx.create_ssl_context()
 
-    def _proxy(self, scheme: str, host: str) -> str | None:
-        """Return the proxy for a host by the environment; this machine itself is never asked through one."""
-        key = (scheme, host)
-        if key not in self._proxy_of:
-            self._proxy_of[key] = _proxy_by_environment(scheme, host)
-        return self._proxy_of[key]
-
 
 def _proxy_by_environment(scheme: str, host: str) -> str | None:
+    """Return the proxy for a host; this machine itself is never asked through one."""
     if is_loopback(f"{scheme}://[{host}]" if ":" in host else f"{scheme}://{host}"):
         return None
     proxies = urllib.request.getproxies()
@@ -364,7 +356,7 @@ def _proxy_by_environment(scheme: str, host: str) -> str | None:
         return None
     if "://" not in proxy:
         proxy = f"http://{proxy}"
-    if not _has_port(proxy) or not proxy.startswith(("http://", "https://")):
+    if not _is_http(proxy):
         raise InputError(
             f"the proxy for {scheme} in the environment is neither http nor https",
             hint="name an HTTP proxy in HTTPS_PROXY, or except the host by NO_PROXY",

@@ -128,7 +128,7 @@ def test_pages_speak_of_no_flag_that_there_is_not() -> None:
 
 @pytest.mark.parametrize("name", commands.NAMES)
 def test_help_says_what_every_option_does(name: str) -> None:
-    """No option of a command is without a sentence, in a panel with its kin."""
+    """No option of a command is without a sentence."""
     assert [option.name for option in commands.options(name) if not option.help] == []
     assert call(name, "--help").status == 0
 

@@ -53,6 +53,10 @@ def test_carried_images_are_uploaded_once_and_answered(wire: str, images: Path, 
             assert stored[image["file_id"]] == image["sha256"]
             assert image["file_id"] in shard
         assert "base64," not in shard
+        for away in (["--rehearsal"], ["--base-url", "http://127.0.0.1:9", "--api-key-env", "KEY"]):
+            astray = call("run", tmp_path / "run", *away, env=env)
+            assert astray.status == 2
+            assert "file store" in astray.err
         sent = call("run", tmp_path / "run", "--base-url", server.base_url, "--api-key-env", "KEY", env=env)
         assert sent.status == 0, sent.err
     collected = call("collect", tmp_path / "run", "--json").json()

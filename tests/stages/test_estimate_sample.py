@@ -13,6 +13,7 @@ import pytest
 
 from tests.stages.estimate_runs import Billed, Row, bill, make_run
 from vlmbatch import jsonl
+from vlmbatch.cli.estimate_text import show
 from vlmbatch.errors import InputError, IntegrityError
 from vlmbatch.prices import Prices
 from vlmbatch.stages.estimate import estimate
@@ -67,6 +68,35 @@ def test_means_are_carried_over_to_the_whole_run(tmp_path: Path) -> None:
     assert usd.high == (ends / 10**6).quantize(Decimal("0.0001"))
     assert found.batch_usd is not None
     assert found.batch_usd.mid == pytest.approx(usd.mid / 2, abs=Decimal("0.0001"))  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("outputs", [{}, {"short": {"max_tokens": 64}, "free": {"temperature": 0}}])
+def test_high_end_has_no_room_where_some_answers_have_no_limit(tmp_path: Path, outputs: dict[str, Any]) -> None:
+    """What a row without a limit may take nobody knows: no limit of other rows cuts it or stands in for it."""
+    run = make_run(tmp_path / "run", 300, max_tokens=64 if outputs else None)
+    run.info["request"]["outputs"] = outputs  # type: ignore[typeddict-unknown-key]
+    made = calibrate(run, bill(run, [Billed(used=779, made=20 + n) for n in range(30)])).forecast.output_tokens
+    assert made is not None
+    assert made.mid is not None
+    assert made.high is not None
+    assert made.mid < made.high == made.high_as_seen
+
+
+def test_both_upper_ends_are_shown_and_priced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The tables and the record tell the end with room for missed rows from the one without."""
+    run = make_run(tmp_path / "run", 300, max_tokens=4096)
+    result = calibrate(run, bill(run, [Billed(used=779, made=20, reasoning=0)] * 30))
+    usd = result.forecast.realtime_usd
+    assert usd is not None
+    assert usd.low == usd.mid == usd.high_as_seen == Decimal("0.6443")  # (300 * 779 * 2.50 + 300 * 20 * 10) / 10^6
+    assert usd.high is not None
+    assert usd.high > Decimal("1.5")
+    assert result.record["realtime_usd"]["high_as_seen"] == "0.6443"
+    assert result.record["reasoning_tokens"] == {"mid": 0, "low": 0, "high": 0, "high_as_seen": 0}
+    show(result)
+    printed = capsys.readouterr().out
+    assert printed.count("high as seen") == 3
+    assert "high takes them at the output limit" in printed
 
 
 def test_sizes_of_the_run_count_not_those_of_the_sample(tmp_path: Path) -> None:

@@ -194,6 +194,23 @@ def test_pending_file_holds_the_frozen_lines_left(tmp_path: Path) -> None:
     assert sorted(each.name for each in tmp_path.iterdir()) == ["left.jsonl", "run"]
 
 
+@pytest.mark.parametrize("name", ["run.json", "shards/00000.jsonl", "results/run.jsonl", "estimates.jsonl", "results"])
+def test_files_of_the_run_are_not_replaced_by_the_users(tmp_path: Path, name: str) -> None:
+    """--pending is refused where the run folder has a use for the place; --progress-path goes unwritten there."""
+    run_dir = make_run(tmp_path / "run", 3)
+    path = tmp_path / "run" / name
+    before = path.read_bytes() if path.is_file() else b""
+    (tmp_path / "link").symlink_to(tmp_path / "run")
+    told: list[Event] = []
+    with faulty() as server:
+        with pytest.raises(InputError, match="its own use"):
+            send(run_dir, server, pending=str(tmp_path / "link" / name))
+        send(run_dir, server, limit=1, out="one.jsonl", progress_path=str(path), on_event=told.append)
+        send(run_dir, server, pending=str(tmp_path / "run" / "left.jsonl"))
+    assert "its own use" in " ".join(event.message for event in told if event.kind == "warning")
+    assert (path.read_bytes() if path.is_file() else b"") == before
+
+
 def test_refusals_are_sent_again_so_often_and_no_more(tmp_path: Path) -> None:
     """--retry-status: two more times over all runs, every answer on record."""
     run_dir = make_run(tmp_path / "run", 3)
@@ -435,6 +452,19 @@ def test_progress_file_follows_the_rows(tmp_path: Path) -> None:
         assert (state["total"], state["completed"], state["failed"]) == (20, 20, 0)
 
 
+def test_progress_file_is_brought_up_to_date_where_nothing_is_left_to_send(tmp_path: Path) -> None:
+    """A command that was killed after its last answer leaves an older state; whoever waits for the end sees it now."""
+    run_dir = make_run(tmp_path / "run", 4)
+    with faulty() as server:
+        send(run_dir, server)
+        Path(run_dir.file("progress.json")).write_text('{"total": 4, "completed": 1, "failed": 0}', encoding="utf-8")
+        send(run_dir, server, progress_path=str(tmp_path / "p.json"))
+        assert len(server.seen) == 4
+    for path in (Path(run_dir.file("progress.json")), tmp_path / "p.json"):
+        state = jsonl.loads(path.read_bytes())
+        assert (state["total"], state["completed"], state["failed"]) == (4, 4, 0)
+
+
 def test_broken_progress_path_stops_nothing(tmp_path: Path) -> None:
     """A wrong path is no reason to lose a run."""
     run_dir = make_run(tmp_path / "run", 3)
@@ -472,6 +502,13 @@ def test_key_is_written_nowhere(tmp_path: Path, capfd: pytest.CaptureFixture[str
         ({"out": "x.jsonl", "rehearsal": True}, "--out"),
         ({"rpm": 0.0}, "--rpm"),
         ({"rate_limit_delay_s": -1.0}, "--rate-limit-delay"),
+        ({"rate_limit_delay_s": float("inf")}, "--rate-limit-delay"),
+        ({"rpm": float("nan")}, "--rpm"),
+        ({"tpm": float("inf")}, "--tpm"),
+        ({"policy": Policy(timeout_s=float("nan"))}, "--timeout"),
+        ({"max_tokens_total": 0}, "--max-tokens-total"),
+        ({"retry_times": -1}, "--retry-times"),
+        ({"base_urls": (f"http://{'a' * 64}.example",)}, "http"),
         ({"base_urls": ("ftp://h",)}, "http"),
         ({"retry_status": frozenset({Status.MISSING})}, "missing"),
     ],

@@ -255,8 +255,8 @@ def test_unseen_share_is_the_rule_of_three() -> None:
 @given(sample=st.integers(1, 200), rest=st.integers(0, 2000))
 def test_unseen_share_is_never_less_than_the_exact_one(sample: int, rest: int) -> None:
     """As many rows as a sample misses in one of twenty cases, counted out, fit into it."""
-    rows = chance = 1
-    exact = 0
-    while rows <= rest and (chance := chance * Fraction(rest - rows + 1, sample + rest - rows + 1)) >= Fraction(1, 20):
-        exact, rows = rows, rows + 1
+    exact, chance = 0, Fraction(rest, sample + rest)
+    while exact < rest and chance >= Fraction(1, 20):
+        exact += 1
+        chance *= Fraction(rest - exact, sample + rest - exact)
     assert exact <= calibrate.unseen_share(sample, rest) * rest + 1e-9

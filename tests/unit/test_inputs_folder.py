@@ -179,7 +179,7 @@ def test_deep_folders_are_walked_without_recursion(tmp_path: Path) -> None:
 def test_empty_folder_tells_what_was_left_out(tmp_path: Path) -> None:
     """Nothing to build is an error that says what there was."""
     _touch(tmp_path, "n.txt", ".h")
-    with pytest.raises(InputError, match="1 hidden, 1 suffix"):
+    with pytest.raises(InputError, match="1 hidden, 1 by suffix \\(no image\\)"):
         list(_source(tmp_path))
 
 

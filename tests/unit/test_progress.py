@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -87,6 +88,15 @@ def test_broken_path_is_told_once_and_stops_nothing(
     reporter.finalize()
     assert len(caplog.records) == 1
     assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+
+
+def test_what_is_no_regular_file_is_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A pipe (or /dev/null, for root) is not replaced by a file."""
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    ProgressFileReporter(path, 3).start()
+    assert path.is_fifo()
+    assert "not a regular file" in caplog.text
 
 
 def test_extra_fields_are_kept(tmp_path: Path) -> None:

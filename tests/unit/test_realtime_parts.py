@@ -190,6 +190,25 @@ def test_tokens_per_minute_are_corrected_by_what_was_used() -> None:
     in_loop(main)
 
 
+def test_tokens_per_minute_let_one_request_go_first() -> None:
+    """Before an answer has told what a row takes, a burst could pass the budget many times over."""
+
+    async def main() -> None:
+        pool = Endpoints([endpoint("a", 99)], POLICY, tpm=60_000)
+        first = await pool.acquire()
+        assert await is_blocked(pool)
+        pool.release(first)
+        pool.pushed_back(first, 0.0)
+        second = await pool.acquire()
+        assert await is_blocked(pool)
+        pool.release(second, used_tokens=100)
+        pool.answered(second)
+        await pool.acquire(100)
+        await pool.acquire(100)
+
+    in_loop(main)
+
+
 # --- budget --------------------------------------------------------------------------------------------------
 
 

@@ -175,6 +175,19 @@ def test_used_up_budget_in_headers_holds_back(headers: dict[str, str], expected:
     assert headroom_wait_s(headers, NOW) == pytest.approx(expected)
 
 
+@pytest.mark.parametrize(("remaining", "expected"), [("900", 0.0), ("600", 0.0), ("500", 6.0), ("0", 36.0)])
+def test_token_budget_in_headers_is_held_against_what_a_request_takes(remaining: str, expected: float) -> None:
+    """A rest that is too small for the next request is used up: 1,000 a minute refill the missing part in its time."""
+    reset = f"{60 * (1000 - int(remaining)) / 1000:g}s"  # when it is whole again, by the same steady refill
+    headers = {
+        "x-ratelimit-limit-tokens": "1000",
+        "x-ratelimit-remaining-tokens": remaining,
+        "x-ratelimit-reset-tokens": reset,
+    }
+    assert headroom_wait_s(headers, NOW, 600) == pytest.approx(expected)
+    assert headroom_wait_s(headers, NOW, 9_999) == pytest.approx(60 * (1000 - int(remaining)) / 1000)
+
+
 @given(st.dictionaries(st.sampled_from(["retry-after", "retry-after-ms", "x-ratelimit-reset-tokens"]), st.text()))
 def test_headers_of_any_text_never_raise(headers: dict[str, Any]) -> None:
     """Headers are strangers' text: whatever stands there, a decision comes out, and no negative wait."""

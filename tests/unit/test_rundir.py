@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vlmbatch import rundir
+from tests.sendable import make_run
+from vlmbatch import jsonl, rundir
 from vlmbatch.errors import InputError, IntegrityError, SchemaVersionError
 from vlmbatch.freeze import custom_id
 from vlmbatch.rundir import Draft, IdIndex, Lock, RunDir
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from vlmbatch.records import Event
 
 _hex8 = st.text("0123456789abcdef", min_size=8, max_size=8)
 
@@ -138,6 +143,36 @@ def test_lock_second_holder_is_refused(tmp_path: Path) -> None:
             pass
     with Lock(str(tmp_path), "all"):
         pass
+
+
+def test_verify_that_is_stopped_reads_no_further_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C while a large folder is checked waits for the files in hand, not for all of them."""
+    run = make_run(tmp_path / "run", 60, per_shard=1)
+    read: list[str] = []
+    is_stopped = threading.Event()
+    hashed = jsonl.sha256_file
+
+    class Pool(ThreadPoolExecutor):
+        def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+            super().shutdown(wait=False, cancel_futures=cancel_futures)
+            is_stopped.set()
+            super().shutdown(wait)
+
+    def counted(path: str) -> tuple[str, int]:
+        read.append(path)
+        if len(read) > 1:
+            is_stopped.wait(10)
+        return hashed(path)
+
+    def interrupted(event: Event) -> None:
+        if event.kind == "progress":
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(rundir, "ThreadPoolExecutor", Pool)
+    monkeypatch.setattr(jsonl, "sha256_file", counted)
+    with pytest.raises(KeyboardInterrupt):
+        run.verify(on_event=interrupted)
+    assert len(read) < 10
 
 
 def test_draft_without_publish_leaves_nothing(tmp_path: Path) -> None:

@@ -174,6 +174,23 @@ def test_key_echoed_by_a_server_is_taken_out() -> None:
         assert b'"mode": "none"' in ask(server, secret="none").body
 
 
+def test_key_echoed_in_a_header_is_taken_out() -> None:
+    """Headers go on record too: a request id, the address of a redirect."""
+    with faulty({"steps": [{"body": "ok", "headers": {"x-request-id": f"r-{KEY}", "x-other": "kept"}}]}) as server:
+        headers = ask(server, secret=KEY).headers
+    assert KEY not in headers["x-request-id"]
+    assert (headers["x-other"], headers["content-type"]) == ("kept", "application/json")
+
+
+@pytest.mark.parametrize("port", ["nonsense", "99999"])
+def test_proxy_with_an_impossible_port_is_refused(port: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A proxy that cannot be one is wrong usage, not a network that fails; its password is not repeated."""
+    monkeypatch.setenv("http_proxy", f"http://user:hidden@127.0.0.1:{port}")
+    with pytest.raises(InputError) as caught:
+        send("http://outside.example/v1")
+    assert "hidden" not in str(caught.value)
+
+
 def test_sink_takes_good_answers_alone() -> None:
     """A download goes to the sink piece by piece; an error stays an answer."""
     pieces: list[bytes] = []
@@ -211,7 +228,12 @@ def test_many_requests_share_few_connections() -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["ftp://h/v1", "h/v1", "http://", "http://user:pw@h/v1", "http://[::1", "javascript:alert(1)", ""]
+    "url",
+    [
+        *("ftp://h/v1", "h/v1", "http://", "http://user:pw@h/v1", "http://[::1", "javascript:alert(1)", ""),
+        *(f"http://{'a' * 64}.example/v1", "http://a..b/v1", "http://h:99999/v1", "http://h h/v1"),
+        *("ftp://h/v1?key=pw", "http://user:pw@h:x/v1", "http://[::1?pw"),
+    ],
 )
 def test_base_url_that_is_none_is_refused(url: str) -> None:
     """Bad addresses are told before anything starts, without repeating a password."""

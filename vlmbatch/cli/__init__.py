@@ -20,7 +20,7 @@ from vlmbatch.console import has_colour, is_terminal
 _CONTEXT = {"help_option_names": ["-h", "--help"]}
 _COMMANDS = {
     "build": "Freeze every request's exact bytes, images inlined.",
-    "estimate": "Count tokens by formula; price the run from a smoke.",
+    "estimate": "Count tokens by formula; price the run from a sample.",
     "run": "Send the frozen requests and keep every answer.",
     "collect": "Join answers into one record per request.",
 }
@@ -87,6 +87,8 @@ def main(argv: list[str] | None = None, *, prog_name: str = "vlmbatch") -> None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  (lives as long as we do)
     words = sys.argv[1:] if argv is None else argv
     is_completion = "_VLMBATCH_COMPLETE" in os.environ
+    if any(word in {"--show-completion", "--install-completion"} for word in words):
+        prog_name = "vlmbatch"  # a shell completes a command's name, which "python -m vlmbatch" is not
     called = next((word for word in words if not word.startswith("-")), "")
     is_rich = is_terminal(sys.stdout) and has_colour(sys.stdout)
     sys.exit(run_app(make_app(is_rich=is_rich, only=None if is_completion else called), words, prog_name))

@@ -19,13 +19,19 @@ OUTPUT = "Output"
 """Help panel of the options that every command has."""
 
 JsonOption = Annotated[
-    bool, typer.Option("--json", help="Print the result as one JSON object on stdout.", rich_help_panel=OUTPUT)
+    bool, typer.Option("--json", help="Print the result as one JSON object.", rich_help_panel=OUTPUT)
 ]
 QuietOption = Annotated[
-    int, typer.Option("--quiet", "-q", count=True, help="No progress; twice: errors only.", rich_help_panel=OUTPUT)
+    int,
+    typer.Option(
+        "--quiet", "-q", count=True, help="No progress; twice: errors only.", rich_help_panel=OUTPUT, show_default=False
+    ),
 ]
 VerboseOption = Annotated[
-    int, typer.Option("--verbose", "-v", count=True, help="Say more about single requests.", rich_help_panel=OUTPUT)
+    int,
+    typer.Option(
+        "--verbose", "-v", count=True, help="Say more of single requests.", rich_help_panel=OUTPUT, show_default=False
+    ),
 ]
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Run folder, made by build.", show_default=False)]
 

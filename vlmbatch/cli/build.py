@@ -27,7 +27,7 @@ def build(
     sources: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="SOURCE…", help="Folders, images, or one table (- = JSONL on stdin).", show_default=False
+            metavar="SOURCE", help="Folders, images, or one table (- = JSONL on stdin).", show_default=False
         ),
     ] = None,
     *,
@@ -39,7 +39,7 @@ def build(
     provider: Annotated[
         str | None,
         typer.Option(
-            help="openai, anthropic, gemini, vllm, sglang or compatible: whose wire format (openai).",
+            help="openai (default), anthropic, gemini, vllm, sglang or compatible.",
             rich_help_panel=_ASK,
         ),
     ] = None,
@@ -51,7 +51,7 @@ def build(
         str | None, typer.Option(metavar="FILE", help="The system prompt.", rich_help_panel=_ASK)
     ] = None,
     max_tokens: Annotated[
-        int | None, typer.Option(help="Output limit, reasoning included (default 4096).", rich_help_panel=_ASK)
+        int | None, typer.Option(help="Output limit with reasoning (4096).", rich_help_panel=_ASK)
     ] = None,
     max_tokens_field: Annotated[
         str,
@@ -84,7 +84,7 @@ def build(
     ] = None,
     image_field: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Column of image paths (image_path); repeatable.", rich_help_panel=_TABLE),
+        typer.Option(metavar="NAME", help="Image column (image_path); repeatable.", rich_help_panel=_TABLE),
     ] = None,
     question_field: Annotated[
         str | None, typer.Option(metavar="NAME", help="Column of questions.", rich_help_panel=_TABLE)
@@ -94,15 +94,13 @@ def build(
     ] = None,
     prompt_template: Annotated[
         str | None,
-        typer.Option(
-            metavar="TEXT", help="Jinja2: {{ column }}, {{ image }} places the image.", rich_help_panel=_TABLE
-        ),
+        typer.Option(metavar="TEXT", help="Jinja2; {{ image }} places the image.", rich_help_panel=_TABLE),
     ] = None,
     image_base_path: Annotated[
         str | None, typer.Option(metavar="DIR", help="Where image paths start.", rich_help_panel=_TABLE)
     ] = None,
     image_order: Annotated[
-        str, typer.Option(metavar="first|last", help="Images before or after the text.", rich_help_panel=_TABLE)
+        str, typer.Option(metavar="first|last", help="Where images stand.", rich_help_panel=_TABLE)
     ] = "first",
     encoding: Annotated[str | None, typer.Option(help="A table's encoding (UTF-8).", rich_help_panel=_TABLE)] = None,
     delimiter: Annotated[
@@ -119,10 +117,10 @@ def build(
     ] = False,
     check: Annotated[
         str,
-        typer.Option(metavar="full|quick", help="Decode every image, or look at structure.", rich_help_panel=_IMAGE),
+        typer.Option(metavar="full|quick", help="How deep to look.", rich_help_panel=_IMAGE),
     ] = "full",
     orient: Annotated[
-        str, typer.Option(metavar="keep|apply", help="Bake the EXIF orientation in.", rich_help_panel=_IMAGE)
+        str, typer.Option(metavar="keep|apply", help="EXIF orientation.", rich_help_panel=_IMAGE)
     ] = "keep",
     max_side: Annotated[
         int | None, typer.Option(metavar="PX", help="Shrink larger sides to it.", rich_help_panel=_IMAGE)
@@ -138,9 +136,7 @@ def build(
     ] = None,
     background: Annotated[
         str | None,
-        typer.Option(
-            metavar="COLOUR", help="Behind transparency, for JPEG: white, black, #rrggbb.", rich_help_panel=_IMAGE
-        ),
+        typer.Option(metavar="COLOUR", help="Behind JPEG: white, black or #rrggbb.", rich_help_panel=_IMAGE),
     ] = None,
     strip_metadata: Annotated[
         bool, typer.Option("--strip-metadata", help="Drop GPS, names, serials.", rich_help_panel=_IMAGE)
@@ -168,7 +164,7 @@ def build(
         str,
         typer.Option(
             metavar="inline|provider-file",
-            help="Upload images to the provider first.",
+            help="Upload images first.",
             rich_help_panel=_CARRIER,
         ),
     ] = "inline",
@@ -279,6 +275,8 @@ def _data(run: Run) -> dict[str, Any]:
 
 def _print(run: Run) -> None:
     """Say what was made, and what one may do next."""
+    from vlmbatch.inputs.folder import say_left_out
+
     counts, info = run.info["counts"], run.info
     shards = info["shards"]
     size = sum(shard["bytes"] for shard in shards)
@@ -291,6 +289,6 @@ def _print(run: Run) -> None:
     if counts["rejected"]:
         out(f"rejected: {counts['rejected']:,} input(s), each with its reason in rejected.jsonl")
     if run.left_out:
-        out("left out: " + ", ".join(f"{count:,} {reason}" for reason, count in sorted(run.left_out.items())))
+        out(f"left out: {say_left_out(run.left_out)}")
     out(f"fingerprint: {run.fingerprint}")
     out(f"next: vlmbatch estimate {shlex.quote(safe(run.path))}")

@@ -45,11 +45,11 @@ AccountOption = Annotated[
     str | None, typer.Option("--account", metavar="NAME", help="Who is charged.", rich_help_panel=PANEL)
 ]
 TimeOption = Annotated[
-    str | None, typer.Option("--time", metavar="LIMIT", help="Of each task: 05:59:59.", rich_help_panel=PANEL)
+    str | None, typer.Option("--time", metavar="LIMIT", help="Time of each task: 05:59:59.", rich_help_panel=PANEL)
 ]
-GpusOption = Annotated[int | None, typer.Option("--gpus", metavar="N", help="Of each node.", rich_help_panel=PANEL)]
+GpusOption = Annotated[int | None, typer.Option("--gpus", metavar="N", help="GPUs of each node.", rich_help_panel=PANEL)]
 CpusOption = Annotated[
-    int | None, typer.Option("--cpus-per-task", metavar="N", help="Processors.", rich_help_panel=PANEL)
+    int | None, typer.Option("--cpus-per-task", metavar="N", help="Processors of each task.", rich_help_panel=PANEL)
 ]
 JobNameOption = Annotated[
     str | None, typer.Option("--job-name", metavar="NAME", help="Name in the queue.", rich_help_panel=PANEL)

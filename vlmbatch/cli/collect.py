@@ -28,7 +28,7 @@ def collect(
     results: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="RESULTS…", help="Results files (all of RUN/results but the rehearsals).", show_default=False
+            metavar="RESULTS", help="Results files (all of RUN/results but the rehearsals).", show_default=False
         ),
     ] = None,
     *,
@@ -207,7 +207,7 @@ def _explain(result: CollectResult, name: str, data: dict[str, Any], *, as_json:
         out(f"what: {query.words}")
         out(f"query: {safe(query.command)}")
 
-    finish("collect", data | {"explained": told}, as_json=as_json, text=text)
+    finish("collect", data | {"explained": told}, as_json=as_json, text=text, failed=_failed(result))
 
 
 # --- for people ----------------------------------------------------------------------------------------------
@@ -289,6 +289,9 @@ def _rate(rate: float | None) -> str:
 def _print_next(result: CollectResult, summary: Mapping[str, Any]) -> None:
     path = safe(result.run.path)
     again, capped = summary["worth_sending_again"], summary["needs_higher_limit"]
+    rehearsed = 0 if summary["rehearsal"] or summary["attempts"]["total"] else len(result.run.results(rehearsal=True))
+    if rehearsed:
+        out(f"left out: {rehearsed:,} rehearsal file(s), which count for nothing; --rehearsal reads them alone")
     if again and not summary["rehearsal"]:
         out(f"next: {again:,} request(s) are worth sending again: vlmbatch run {path}")
     if capped:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 _TOKENS = "Tokens"
 _SAMPLE = "A measured sample"
+_SHARDS = "Shards"
 _PRICE = "Prices (USD per million tokens)"
 
 
@@ -23,8 +24,8 @@ def _usd(text: str) -> Any:
     return typer.Option(metavar="USD", help=text, rich_help_panel=_PRICE)
 
 
-_PriceIn = Annotated[str | None, _usd("Input.")]
-_PriceOut = Annotated[str | None, _usd("Output, reasoning included.")]
+_PriceIn = Annotated[str | None, _usd("Input tokens, a million.")]
+_PriceOut = Annotated[str | None, _usd("Output tokens, with reasoning.")]
 _PriceCached = Annotated[str | None, _usd("Input from the provider's cache (default: as input).")]
 _PriceBatchIn = Annotated[str | None, _usd("Input over batch, where the page names it.")]
 _PriceBatchOut = Annotated[str | None, _usd("Output over batch, likewise.")]
@@ -51,7 +52,7 @@ def estimate(
         int | None, typer.Option(help="A request's text (default: bytes / 3).", rich_help_panel=_TOKENS)
     ] = None,
     out_tokens: Annotated[
-        int | None, typer.Option(help="An answer, reasoning included.", rich_help_panel=_TOKENS)
+        int | None, typer.Option(help="Output of an answer, with reasoning.", rich_help_panel=_TOKENS)
     ] = None,
     size: Annotated[
         str | None,
@@ -91,7 +92,7 @@ def estimate(
         str | None, typer.Option(metavar="FILE", help="All of these, as TOML or JSON.", rich_help_panel=_PRICE)
     ] = None,
     shard_limit_bytes: Annotated[
-        int | None, typer.Option(metavar="N", help="Check shards against it (default: the provider's limit).")
+        int | None, typer.Option(metavar="N", help="Check shards against it (the provider's).", rich_help_panel=_SHARDS)
     ] = None,
     as_json: JsonOption = False,
     quiet: QuietOption = 0,

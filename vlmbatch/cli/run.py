@@ -72,7 +72,7 @@ def run(
         list[str] | None,
         typer.Option(metavar="STATUS", help="Send rows that ended so again; repeatable.", rich_help_panel=_WHICH),
     ] = None,
-    retry_times: Annotated[int, typer.Option(metavar="N", help="So often at most.", rich_help_panel=_WHICH)] = 2,
+    retry_times: Annotated[int, typer.Option(metavar="N", help="At most this often.", rich_help_panel=_WHICH)] = 2,
     pending: Annotated[
         str | None,
         typer.Option(metavar="FILE", help="Write the lines still to be sent, send nothing.", rich_help_panel=_WHICH),
@@ -100,10 +100,10 @@ def run(
         float, typer.Option(metavar="S", help="Longest wait a server may ask for.", rich_help_panel=_PACE)
     ] = 120.0,
     max_usd: Annotated[
-        str | None, typer.Option(metavar="USD", help="Of the whole run; needs prices.", rich_help_panel=_MONEY)
+        str | None, typer.Option(metavar="USD", help="Stop before the run costs more.", rich_help_panel=_MONEY)
     ] = None,
     max_tokens_total: Annotated[
-        int | None, typer.Option(metavar="N", help="Of the whole run, in and out.", rich_help_panel=_MONEY)
+        int | None, typer.Option(metavar="N", help="Stop before the run uses more.", rich_help_panel=_MONEY)
     ] = None,
     poll_interval: PollIntervalOption = 60.0,
     detach: DetachOption = False,
@@ -127,7 +127,7 @@ def run(
         bool, typer.Option("--rehearsal", help="Send to a provider of our own; no key.", rich_help_panel=_REHEARSAL)
     ] = False,
     faults: Annotated[
-        str | None, typer.Option(metavar="FILE", help="How it misbehaves.", rich_help_panel=_REHEARSAL)
+        str | None, typer.Option(metavar="FILE", help="How the rehearsal misbehaves.", rich_help_panel=_REHEARSAL)
     ] = None,
     out_file: Annotated[
         str | None,
@@ -143,7 +143,7 @@ def run(
         str, typer.Option(metavar="full|lines", help="Check all first, or what is sent.", rich_help_panel=_PARTS)
     ] = "full",
     progress_path: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Beside RUN/progress.json.", rich_help_panel=_PARTS)
+        str | None, typer.Option(metavar="FILE", help="Progress, here too.", rich_help_panel=_PARTS)
     ] = None,
     as_json: JsonOption = False,
     quiet: QuietOption = 0,

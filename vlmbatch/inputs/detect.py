@@ -88,6 +88,8 @@ class _NoSource(Exception):  # noqa: N818  (never leaves this module)
 
 
 def _look(path: bytes) -> list[Found]:
+    if b"://" in path and not os.path.exists(path):
+        raise _NoSource("a URL, and nothing is fetched: download it first")
     mode = os.stat(path).st_mode
     if stat.S_ISDIR(mode):
         return _saved_dataset(path) or _image_folder(path) or [Found("folder", (path,), _base_name(path), path)]

@@ -16,7 +16,7 @@ from vlmbatch.inputs.base import Item, Rejected, RowError, SourceReport
 from vlmbatch.inputs.names import image_file, is_below, readable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from vlmbatch.inputs.base import SourceOptions
     from vlmbatch.inputs.texts import Text
@@ -49,6 +49,15 @@ NOT_IMAGES = frozenset(
 )
 """Suffixes of files that are known to hold something else, in lower case. Any other name may hold an image."""
 
+_LEFT_OUT_WORDS = {
+    "litter": "litter of systems",
+    "named_twice": "named twice",
+    "not_in_metadata": "not in the metadata",
+    "special": "special (pipe, socket or device)",
+    "suffix": "by suffix (no image)",
+}
+"""Reasons for which a file is left out that do not explain themselves, in words."""
+
 _NAMED = 5
 
 _Trail = tuple[tuple[int, int], ...]
@@ -66,6 +75,11 @@ def left_out_by_name(name: bytes, *, is_folder: bool) -> str | None:
     if not is_folder and dot and suffix in NOT_IMAGES:
         return "suffix"
     return None
+
+
+def say_left_out(counts: Mapping[str, int]) -> str:
+    """Return what a scan left out as people read it: ``1 hidden, 2 by suffix (no image)``."""
+    return ", ".join(f"{count:,} {_LEFT_OUT_WORDS.get(reason, reason)}" for reason, count in sorted(counts.items()))
 
 
 @dataclass(slots=True)
@@ -238,7 +252,7 @@ class FolderSource:
                 index += 1
         scan.finish()
         if not index and not self.report.problems:
-            counts = ", ".join(f"{count:,} {reason}" for reason, count in sorted(self.report.left_out.items()))
+            counts = say_left_out(self.report.left_out)
             raise InputError(
                 f"{self.path}: nothing to build, no image found" + (f" (left out: {counts})" if counts else ""),
                 hint="name tables one by one; hidden files and known non-image suffixes are left out of folders",

@@ -25,6 +25,8 @@ STDIN = "-"
 _PLACE_BITS = 48
 """A place is the number of the table and the line in it, in one integer."""
 
+_COLUMNS_HINT = "name columns that exist: --image-field, --question-field, --id-fields"
+
 _SHOWN_PROBLEMS = 1000
 
 RecipeFor: TypeAlias = "Callable[[Table, Found], Recipe]"
@@ -211,7 +213,7 @@ class TableSource:
         recipe = self._recipe_for(table, self._tables[number])
         problems = check_columns(table, recipe.columns)
         if problems:
-            raise InputError(f"{table.name}: columns are missing", hint="name columns that exist", problems=problems)
+            raise InputError(f"{table.name}: columns are missing", hint=_COLUMNS_HINT, problems=problems)
         if isinstance(table, ArrowTable):
             table.image_columns = recipe.image_columns
         root = ImageRoot(

@@ -144,7 +144,7 @@ class Sender:
         while True:
             while not budget.fits():
                 if not self._tasks:
-                    self._end(Ending(stopped="the next request could pass the limit that was set on spending"))
+                    self._end(Ending(stopped="the next request could pass --max-usd or --max-tokens-total (raise it)"))
                 await change(self._changed, None)
             place = await self._endpoints.acquire(budget.mean_tokens)
             if budget.fits():

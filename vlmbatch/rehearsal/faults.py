@@ -119,9 +119,9 @@ def load_faults(path: str) -> Faults:
         with open(path, "rb") as file:
             value = jsonl.loads(file.read())
     except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror or error})") from None
+        raise InputError(f"{path}: cannot be read ({error.strerror or error})", hint="check the path") from None
     except ValueError as error:
-        raise InputError(f"{path}: not JSON ({error})") from None
+        raise InputError(f"{path}: not JSON ({error})", hint="mend the file") from None
     return parse_faults(value, where=path)
 
 

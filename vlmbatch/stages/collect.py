@@ -81,7 +81,7 @@ def collect(
     conditions = gate.conditions(gate=options.gate, require=options.require, fields=options.require_fields)
     check_frozen(run, full=not options.write, on_event=on_event)
     paths = choose_files(run, results, rehearsal=options.rehearsal)
-    check_targets(run, options.outputs(), paths)
+    check_targets(run, options.outputs(), [*paths, *filter(None, (options.reviews, options.json_schema))])
     fields = [gate.field_path(condition) for _, condition in conditions if condition.metric.startswith(gate.FIELD)]
     with ExitStack() as stack:
         job = _Job(options, stack, on_event)
@@ -176,7 +176,7 @@ class _Job:
         _check_jobs(run, [(path, job) for path in ordered if (job := journal.job(path))])
         ledger = Ledger(run)
         asked = _asked(run, provider, ledger, options)
-        if fields and not all(one.json for one in asked):
+        if fields and not any(one.json for one in asked):
             raise InputError("--require-field asks for JSON answers, and this run has none", hint="add --expect-json")
         reviews = None if options.rehearsal else load_reviews(run, ledger, reviewed)
         spool = self.stack.enter_context(Spool(self._scratch()))

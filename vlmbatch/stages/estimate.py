@@ -159,6 +159,8 @@ def _warnings(
     load: Workload, found: Forecast, proofs: Receipts | None, options: EstimateOptions, measured: Sample | None
 ) -> list[str]:
     said = []
+    if (options.prices.price_in is None) is not (options.prices.price_out is None):
+        said.append("nothing is priced in realtime: --price-in and --price-out go together")
     if load.refused:
         said.append(f"{load.refused:,} image(s) are of a shape that the model's own processor refuses")
     if load.unknown:

@@ -120,9 +120,9 @@ def _of_records(summary: Mapping[str, Any], merged: str) -> Iterator[tuple[str, 
         yield f"reviews.{verdict}", count, Query("records with this review", of(which))
     for output, counts in summary["by_output"].items():
         for status, count in counts.items():
-            which = f"$m[.key].output == {_text(output)} and .value.status == {_text(status)}"
-            program = f"[[inputs] | to_entries[] | select({which})] | length"
-            command = _jq(program, merged, options=f"-n --slurpfile m {rundir.MANIFEST}")
+            which = f"$all[.].output == {_text(output)} and $all[$n + .].status == {_text(status)}"
+            program = f"[inputs] as $all | ($all | length / 2) as $n | [range($n) | select({which})] | length"
+            command = _jq(program, rundir.MANIFEST, merged)
             yield f"by_output.{output}.{status}", count, Query("records of this output with this status", command)
 
 

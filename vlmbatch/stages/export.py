@@ -196,7 +196,7 @@ class CsvSink:
         self._columns = columns
         self._is_safe = is_safe
         self.formulas = 0
-        self._writer.writerow([*FIRST, *(column.name for column in columns), *IMAGES, *OURS])
+        self._writer.writerow([*FIRST, *(self._guard(column.name) for column in columns), *IMAGES, *OURS])
 
     def put(self, line: Line, record: dict[str, Any]) -> None:
         """Take one record."""

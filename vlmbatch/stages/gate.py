@@ -138,13 +138,13 @@ def conditions(*, gate: bool, require: Sequence[str], fields: Sequence[str]) -> 
 
 
 def check(
-    wanted: Sequence[tuple[str, Condition]], figures: Mapping[str, Figure], summary: Mapping[str, Any]
+    wanted: Sequence[tuple[str, Condition]], figures: Mapping[str, Figure | None], summary: Mapping[str, Any]
 ) -> list[Check]:
     """Hold the numbers against the conditions.
 
     Args:
         wanted: Name and condition of each line.
-        figures: What can be counted, by name (:func:`figures`).
+        figures: What can be counted, by name (:func:`figures`); None = not known, which holds nowhere.
         summary: summary.json, whose numbers can be named by their path.
 
     Raises:
@@ -168,23 +168,37 @@ def _check(name: str, condition: Condition, figure: Figure | None) -> Check:
     return Check(name, str(condition), holds, f"{value:,}{share}")
 
 
-def _figure(condition: Condition, figures: Mapping[str, Figure], summary: Mapping[str, Any]) -> Figure | None:
+def _figure(
+    condition: Condition, figures: Mapping[str, Figure | None], summary: Mapping[str, Any]
+) -> Figure | None:
     metric = condition.metric
-    figure = figures.get(metric)
-    if figure is not None and (figure.of is not None or not condition.is_share):
-        return figure
-    node: Any = summary
-    for key in metric.split("."):
-        node = node.get(key, _ABSENT) if isinstance(node, dict) else _ABSENT
-    figure = figure or _as_figure(node)
-    if figure is None and node is not None:
-        raise InputError(
-            f"{metric!r} is not a number that can be asked for",
-            hint=f"use {', '.join(figures)}, or a path in summary.json",
-        )
-    if condition.is_share:
+    if metric in figures:
+        figure, is_known = figures[metric], True
+    else:
+        node = _look_up(summary, metric)
+        figure, is_known = _as_figure(node), False
+        if figure is None and node is not None:
+            raise InputError(
+                f"{metric!r} is not a number that can be asked for",
+                hint=f"use {', '.join(figures)}, or a path in summary.json",
+            )
+    if condition.is_share and (not is_known or (figure is not None and figure.of is None)):
         raise InputError(f"{metric!r} is no share of anything", hint="leave the % away")
     return figure
+
+
+def _look_up(node: Any, path: str) -> Any:
+    """Return what stands at a path of keys joined by dots; a key may hold dots itself (``models.gpt-4.1``)."""
+    members = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    for key, value in members:
+        name = str(key)
+        if path == name:
+            return value
+        if path.startswith(f"{name}."):
+            found = _look_up(value, path[len(name) + 1 :])
+            if found is not _ABSENT:
+                return found
+    return _ABSENT
 
 
 def _as_figure(node: Any) -> Figure | None:
@@ -198,8 +212,13 @@ def _as_figure(node: Any) -> Figure | None:
 # --- what can be counted -------------------------------------------------------------------------------------
 
 
-def figures(run: RunDir, read: Read, summary: Mapping[str, Any], fields: Sequence[Sequence[str]]) -> dict[str, Figure]:
-    """Return everything that a condition can name without a path, with what it is a part of."""
+def figures(
+    run: RunDir, read: Read, summary: Mapping[str, Any], fields: Sequence[Sequence[str]]
+) -> dict[str, Figure | None]:
+    """Return everything that a condition can name without a path, with what it is a part of.
+
+    Shares of reviews are not known (None) where nobody reviewed anything.
+    """
     counts, requests = summary["counts"], summary["requests"]
     failed = counts[Status.HTTP_ERROR] + counts[Status.NETWORK_ERROR]
     attempts = summary["attempts"]
@@ -215,18 +234,24 @@ def figures(run: RunDir, read: Read, summary: Mapping[str, Any], fields: Sequenc
         "models": (len(summary["models"]), None),
         "receipts": count_receipts(run, read),
     }
-    reviews = summary["reviews"]
-    if reviews:
-        reviewed = reviews["accept"] + reviews["reject"]
-        found |= {"accepted": (reviews["accept"], reviewed), "rejected": (reviews["reject"], reviewed)}
     for bit, path in enumerate(fields):
-        found[FIELD + ".".join(path)] = (_count_filled(read, bit), counts[Status.OK])
-    return {name: Figure(Decimal(value), of) for name, (value, of) in found.items()}
+        found[FIELD + ".".join(path)] = _count_filled(read, bit)
+    return {name: Figure(Decimal(value), of) for name, (value, of) in found.items()} | _reviewed(summary["reviews"])
 
 
-def _count_filled(read: Read, bit: int) -> int:
-    won = read.overlay.count_won()
-    return sum(count for kind, count in won if kind.status is Status.OK and kind.filled >> bit & 1)
+def _reviewed(reviews: Mapping[str, int] | None) -> dict[str, Figure | None]:
+    reviewed = reviews["accept"] + reviews["reject"] if reviews else 0
+    names = {"accepted": "accept", "rejected": "reject"}
+    return {
+        name: Figure(Decimal(reviews[verdict]), reviewed) if reviews and reviewed else None
+        for name, verdict in names.items()
+    }
+
+
+def _count_filled(read: Read, bit: int) -> tuple[int, int]:
+    """Return how many ok answers fill a required field, and how many should: all those that were to be JSON."""
+    due = [(kind, count) for kind, count in read.overlay.count_won() if kind.status is Status.OK and kind.filled >= 0]
+    return sum(count for kind, count in due if kind.filled >> bit & 1), sum(count for _, count in due)
 
 
 def count_receipts(run: RunDir, read: Read) -> tuple[int, int]:

@@ -180,7 +180,7 @@ class Merge:
                 continue
             wanted = asked[ledger.output_of[position]]
             reading, verdict = attempts.judge(outcome, self.provider, wanted)
-            kind = part.kind_number(self._kind(number, outcome, reading, verdict))
+            kind = part.kind_number(self._kind(number, outcome, reading, verdict, wanted))
             part.add(position, kind, outcome.line, reading.usage, outcome.latency_s)
             if spool:
                 half = half_record(outcome, reading, verdict, is_json=wanted.json)
@@ -191,7 +191,9 @@ class Merge:
         part.lines = jsonl.count_lines(file.path, *span)
         return part
 
-    def _kind(self, number: int, outcome: Outcome, reading: Reading, verdict: Verdict) -> tuple[Any, ...]:
+    def _kind(
+        self, number: int, outcome: Outcome, reading: Reading, verdict: Verdict, wanted: Asked
+    ) -> tuple[Any, ...]:
         """Return the fields of the attempt's :class:`~vlmbatch.stages.overlay.Kind`."""
         status, usage = verdict.status, reading.usage
         is_plain = status is Status.OK and usage["output_tokens"] is not None and len(outcome.tries) < _SEVERAL
@@ -205,13 +207,15 @@ class Merge:
             reading.model or "",
             reading.fingerprint or "",
             reading.notes + verdict.notes,
-            self._filled(verdict) if self.fields else 0,
+            self._filled(verdict, wanted) if self.fields else 0,
             outcome.endpoint,
             outcome.is_direct,
         )
 
-    def _filled(self, verdict: Verdict) -> int:
-        """Return which of the required fields are there and not empty, as bits."""
+    def _filled(self, verdict: Verdict, wanted: Asked) -> int:
+        """Return which of the required fields are there and not empty, as bits; -1 where no JSON was asked for."""
+        if not wanted.json:
+            return -1
         return sum(1 << bit for bit, path in enumerate(self.fields) if is_filled(verdict.json, path))
 
 

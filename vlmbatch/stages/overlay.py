@@ -117,7 +117,7 @@ class Kind(NamedTuple):
         model: The model's name as the provider told it, empty where it did not.
         fingerprint: Its ``system_fingerprint``, likewise.
         notes: Codes of what is odd.
-        filled: Which of the required fields are there, as bits.
+        filled: Which of the required fields are there, as bits; -1 where no JSON was asked for.
         endpoint: Where it was sent, empty where the file does not tell.
         is_direct: Whether that is the provider's own address, None = not told.
     """

@@ -14,6 +14,7 @@ import threading
 from datetime import UTC, datetime
 from importlib import import_module
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from vlmbatch import jsonl, providers, resume
 from vlmbatch.errors import InputError
@@ -64,7 +65,7 @@ def run(
     name = results_name(options)
     with _locked(run_dir, options):
         _verify(run_dir, options, on_event)
-        _warn_of_expiry(run_dir, on_event)
+        _check_carrier(run_dir, options, on_event)
         task = look_up(run_dir, provider, options, stop=stop or Stop(), on_event=on_event, on_written=on_written)
         if options.pending is not None:
             return _write_pending(task, options.pending)
@@ -164,15 +165,26 @@ def _locked(run_dir: RunDir, options: RunOptions) -> Iterator[None]:
         yield
 
 
-def _warn_of_expiry(run_dir: RunDir, on_event: Callable[[Event], None] | None) -> None:
-    """Say so where the bodies name files that the provider will not keep much longer."""
-    carrier = run_dir.info.get("carrier")
-    if on_event is None or not carrier or "expires_at" not in carrier:
+def _check_carrier(run_dir: RunDir, options: RunOptions, on_event: Callable[[Event], None] | None) -> None:
+    """See to runs whose bodies name files in a provider's store: they can go there alone, and not for ever.
+
+    Raises:
+        InputError: The rows would be sent where the files are not.
+    """
+    carrier = run_dir.info.get("carrier") or {}
+    if "endpoint" not in carrier:
         return
+    home = urlsplit(carrier["endpoint"]).netloc
+    away = [url for url in options.base_urls if urlsplit(url).netloc != home]
+    if options.rehearsal or away:
+        raise InputError(
+            f"this run's images lie in the file store of {home}; they cannot be seen from anywhere else",
+            hint="send it there; to rehearse, build once more without --carrier",
+        )
     from vlmbatch.batch.carrier import expiry_warning
 
     warning = expiry_warning(carrier, datetime.now(UTC))
-    if warning:
+    if warning and on_event:
         on_event(Event("warning", "run", warning))
 
 

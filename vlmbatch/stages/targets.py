@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from vlmbatch.rundir import RunDir
 
-_NOT_OURS: Final = frozenset(
+_OTHERS_WRITE: Final = frozenset(
     {
         rundir.RUN_JSON,
         rundir.MANIFEST,
@@ -22,10 +22,14 @@ _NOT_OURS: Final = frozenset(
         rundir.ESTIMATES,
         rundir.BATCHES,
         rundir.PROGRESS,
-        rundir.SUMMARY,
         rundir.REVIEWS,
+        rundir.REPORT,
+        rundir.SEALED,
+        rundir.VERIFY,
+        rundir.REDACTED,
     }
 )
+_RECORDS: Final = frozenset({rundir.MERGED, rundir.SUMMARY})
 _NOT_OUR_FOLDERS: Final = frozenset({rundir.INPUTS, rundir.SHARDS, rundir.RESULTS, rundir.LOCKS})
 
 
@@ -60,18 +64,18 @@ def summary_path(write: str) -> str:
     return os.path.join(folder, rundir.SUMMARY if stem == merged else f"{stem}.{rundir.SUMMARY}")
 
 
-def check_targets(run: RunDir, outputs: Mapping[str, str], results: Sequence[str]) -> None:
-    """Refuse to write over what is not collect's own: frozen files, results, another output.
+def check_targets(run: RunDir, outputs: Mapping[str, str], inputs: Sequence[str]) -> None:
+    """Refuse to write over what is not collect's own: frozen files, results, another output, whatever run has them.
 
     Args:
         run: The run.
         outputs: What is to be written, by flag.
-        results: The results files that are read.
+        inputs: Files that are read (results, reviews, a schema).
 
     Raises:
         InputError: At least one may not be written; all are listed.
     """
-    read = {os.path.realpath(path) for path in results}
+    read = {os.path.realpath(path) for path in inputs}
     problems = []
     write = outputs.get("--write")
     seen = {os.path.realpath(summary_path(write)): "the summary"} if write else {}
@@ -79,25 +83,49 @@ def check_targets(run: RunDir, outputs: Mapping[str, str], results: Sequence[str
         real = os.path.realpath(path)
         if real in seen:
             problems.append(Problem("target", f"{flag} and {seen[real]} name the same file", path))
-        elif real in read or _is_not_ours(run, real):
-            problems.append(Problem("target", f"{flag} may not write over this file of the run", path))
-        elif os.path.isdir(real):
-            problems.append(Problem("target", f"{flag}: this is a folder", path))
-        elif not os.path.isdir(os.path.dirname(real)):
-            problems.append(Problem("target", f"{flag}: its folder does not exist", path))
+        elif why := _why_not(run, flag, real, read):
+            problems.append(Problem("target", f"{flag} {why}", path))
         seen[real] = flag
     if problems:
         raise InputError(
-            f"{len(problems)} output(s) would write over something; nothing was written",
+            f"{len(problems)} output(s) cannot be written there; nothing was written",
             hint="choose another place, such as merged.jsonl in the run folder",
             problems=problems,
         )
 
 
-def _is_not_ours(run: RunDir, real: str) -> bool:
-    """Tell whether a path is one of the run's files that others write, or lies in one of its folders."""
-    folder = os.path.join(os.path.realpath(run.path), "")
-    if not real.startswith(folder):
+def _why_not(run: RunDir, flag: str, real: str, read: set[str]) -> str | None:
+    """Return why a file may not be written, None where it may."""
+    if real in read:
+        return "may not write over this file, which is read"
+    if _is_not_ours(run, flag, real):
+        return "may not write over this file of a run"
+    if os.path.isdir(real):
+        return "may not take the place of a folder" if flag == "--hf" else "is a file, and this is a folder"
+    if os.path.exists(real) and not os.path.isfile(real):
+        return "may not take the place of a device or pipe"
+    return None if os.path.isdir(os.path.dirname(real)) else "would stand in a folder that does not exist"
+
+
+def _is_not_ours(run: RunDir, flag: str, real: str) -> bool:
+    """Tell whether a path is one of the files of a run that others write, or lies in one of its folders.
+
+    The records are only for ``--write``, and only those of the run itself.
+    """
+    folder = _run_around(real)
+    if folder is None:
         return False
-    first, _, rest = real[len(folder) :].partition(os.sep)
-    return first in _NOT_OURS or first in _NOT_OUR_FOLDERS or (not rest and not first)
+    first, _, rest = real[len(os.path.join(folder, "")) :].partition(os.sep)
+    if not rest and first in _RECORDS:
+        return flag != "--write" or first != rundir.MERGED or folder != os.path.realpath(run.path)
+    return first in _OTHERS_WRITE or first in _NOT_OUR_FOLDERS
+
+
+def _run_around(real: str) -> str | None:
+    """Return the run folder that a path lies in, None where it lies in none."""
+    folder = os.path.dirname(real)
+    while not os.path.isfile(os.path.join(folder, rundir.RUN_JSON)):
+        if folder == os.path.dirname(folder):
+            return None
+        folder = os.path.dirname(folder)
+    return folder
