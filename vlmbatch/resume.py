@@ -80,8 +80,9 @@ def read_standing(run: RunDir, provider: Provider, index: IdIndex, *, rehearsal:
         IntegrityError: A file holds results of another run.
     """
     standing = Standing(index.count)
+    journal = attempts.Journal.load(run)
     for path in run.results(rehearsal=rehearsal):
-        for settled in attempts.iter_settled(path, run, provider, rehearsal=rehearsal):
+        for settled in attempts.iter_settled(path, run, provider, journal, rehearsal=rehearsal):
             position = index.position(settled.custom_id)
             if position < 0:
                 raise _foreign(path, settled.custom_id)

@@ -36,6 +36,7 @@ FOREIGN = {
     },
     "docs/how-to/coming-from-an-inference-script.md": {"--input", "--output"},
     "docs/how-to/hand-over.md": {"--validate"},
+    "docs/how-to/review.md": {"--arg"},
     "references/image-tokens.md": {"--enable-prompt-tokens-details"},
     "references/providers.md": {"--limit-mm-per-prompt"},
     "references/servers.md": {

@@ -22,6 +22,7 @@ class Job(NamedTuple):
         started_at: When it was submitted.
         sha256: Digest of its lines, empty = not told.
         requests: Number of its lines, 0 = not told.
+        rehearsal: Whether a rehearsal's provider did it: its raw file does not say so itself.
     """
 
     batch_id: str = ""
@@ -29,6 +30,7 @@ class Job(NamedTuple):
     started_at: str | None = None
     sha256: str = ""
     requests: int = 0
+    rehearsal: bool = False
 
 
 class Journal:
@@ -65,6 +67,7 @@ class Journal:
             at if is_start and isinstance(at, str) else known.started_at,
             str(event.get("sha256") or known.sha256),
             event["requests"] if isinstance(event.get("requests"), int) else known.requests,
+            event.get("rehearsal") is True,
         )
         for ref in event.get("files") or () if name == "downloaded" else ():
             self._by_name[os.path.basename(str(ref.get("file")))] = key

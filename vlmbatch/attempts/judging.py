@@ -12,6 +12,7 @@ from vlmbatch.records import ATTEMPT_SCHEMA, MODEL_ANSWERS, Asked, Reading
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from vlmbatch.attempts.jobs import Journal
     from vlmbatch.providers.base import Provider
     from vlmbatch.records import Verdict
     from vlmbatch.rundir import RunDir
@@ -62,7 +63,9 @@ def is_settled(verdict: Verdict, reading: Reading, outcome: Outcome) -> bool:
     return outcome.is_final and error is not None and not error["is_retryable"]
 
 
-def iter_settled(path: str, run: RunDir, provider: Provider, *, rehearsal: bool = False) -> Iterator[Settled]:
+def iter_settled(
+    path: str, run: RunDir, provider: Provider, journal: Journal | None = None, *, rehearsal: bool = False
+) -> Iterator[Settled]:
     """Yield what resume needs of each line of a results file, reading no answer that its line already judges.
 
     A line that we wrote has ``error`` null exactly where the adapter read an answer at the time, and an error that
@@ -73,7 +76,7 @@ def iter_settled(path: str, run: RunDir, provider: Provider, *, rehearsal: bool 
         OSError: The file cannot be read.
         SchemaVersionError: A newer vlmbatch wrote a line in a shape that this one cannot read.
     """
-    reader = Reader(path, run, provider)
+    reader = Reader(path, run, provider, journal)
     with open(path, "rb", buffering=1 << 20) as file:
         for number, raw in enumerate(file, start=1):
             custom_id = _answered_id(raw)

@@ -53,7 +53,8 @@ class Reader:
         self.lines = 0
         self._provider = provider
         self.job = journal.job(path) if journal else job
-        self._rehearsal = os.path.basename(path).startswith(rundir.REHEARSAL_PREFIX)
+        is_rehearsed = self.job is not None and self.job.rehearsal  # whatever the file is called now
+        self._rehearsal = is_rehearsed or os.path.basename(path).startswith(rundir.REHEARSAL_PREFIX)
 
     def __iter__(self) -> Iterator[Outcome]:
         for line in jsonl.iter_lines(self.path, *self.span):

@@ -47,7 +47,9 @@ AccountOption = Annotated[
 TimeOption = Annotated[
     str | None, typer.Option("--time", metavar="LIMIT", help="Time of each task: 05:59:59.", rich_help_panel=PANEL)
 ]
-GpusOption = Annotated[int | None, typer.Option("--gpus", metavar="N", help="GPUs of each node.", rich_help_panel=PANEL)]
+GpusOption = Annotated[
+    int | None, typer.Option("--gpus", metavar="N", help="GPUs of each node.", rich_help_panel=PANEL)
+]
 CpusOption = Annotated[
     int | None, typer.Option("--cpus-per-task", metavar="N", help="Processors of each task.", rich_help_panel=PANEL)
 ]

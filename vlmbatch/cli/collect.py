@@ -142,7 +142,8 @@ def collect(
         leave_out=tuple(leave_out or ()),
         keep_fields=tuple(keep_field or ()),
     )
-    hand_over.check(write=write)
+    opened = Run.open(run)
+    hand_over.check(opened.folder, write=write)
     console = Console(quiet, verbose)
     options = CollectOptions(
         write=write,
@@ -163,7 +164,7 @@ def collect(
         reviews=reviews,
     )
     with Watch(console, "collecting") as watch:
-        result = Run.open(run).collect(options, results or (), on_event=watch.on_event)
+        result = opened.collect(options, results or (), on_event=watch.on_event)
     for sentence in result.warnings:
         console.warning(sentence)
     told = hand_over.carry_out(result, write, console)

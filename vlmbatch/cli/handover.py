@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from vlmbatch.console import Console
+    from vlmbatch.rundir import RunDir
     from vlmbatch.stages.collect import CollectResult
 
 
@@ -41,11 +42,11 @@ class HandOver:
     leave_out: Sequence[str] = ()
     keep_fields: Sequence[str] = ()
 
-    def check(self, *, write: str | None) -> None:
-        """Refuse what cannot work, before anything is read.
+    def check(self, run: RunDir, *, write: str | None) -> None:
+        """Refuse what cannot work, before anything is read or written.
 
         Raises:
-            InputError: A flag lacks another one.
+            InputError: A flag lacks another one, or a new folder cannot be made there.
         """
         if self.report and not write:
             raise InputError("--report shows the records, and none are written", hint="add --write RUN/merged.jsonl")
@@ -54,6 +55,13 @@ class HandOver:
                 "--redact DIR and --leave-out WHAT belong together",
                 hint="--leave-out takes images, paths or prompts, and may be repeated",
             )
+        if self.bag or self.redact:
+            from vlmbatch.stages import archive
+
+            if self.bag:
+                archive.check_new(run, self.bag)
+            if self.redact:
+                archive.check_redact(run, self.redact, self.leave_out)
 
     def carry_out(self, result: CollectResult, write: str | None, console: Console) -> dict[str, dict[str, Any]]:
         """Do what was asked for, in the order in which each holds what came before; return what each told.

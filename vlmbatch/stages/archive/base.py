@@ -132,19 +132,32 @@ def verify_script() -> bytes:
     return files("vlmbatch").joinpath("data/verify.py").read_bytes()
 
 
+def check_new(run: RunDir, target: str) -> None:
+    """Check that a folder can be made.
+
+    Raises:
+        InputError: It exists already, lies in the run folder itself, or there is no place for it.
+    """
+    target = os.path.abspath(target)
+    parent = os.path.dirname(target)
+    if os.path.lexists(target):
+        raise InputError(f"{target}: exists already", hint="choose a new name")
+    if os.path.join(os.path.realpath(parent), "").startswith(os.path.join(os.path.realpath(run.path), "")):
+        raise InputError(f"{target}: lies in the run folder", hint="choose a place outside of it")
+    if not os.path.isdir(parent):
+        raise InputError(f"{target}: its folder does not exist", hint="make it, or choose another place")
+
+
 @contextlib.contextmanager
 def new_folder(run: RunDir, target: str) -> Iterator[str]:
     """Make a folder under a hidden name beside its place; it gets there when the block ends without an exception.
 
     Raises:
-        InputError: The target exists already, lies in the run folder itself, or there is no place for it.
+        InputError: As for :func:`check_new`.
     """
+    check_new(run, target)
     target = os.path.abspath(target)
     parent, name = os.path.split(target)
-    if os.path.lexists(target):
-        raise InputError(f"{target}: exists already", hint="choose a new name")
-    if os.path.join(os.path.realpath(parent), "").startswith(os.path.join(os.path.realpath(run.path), "")):
-        raise InputError(f"{target}: lies in the run folder", hint="choose a place outside of it")
     hidden = os.path.join(parent, f".{name}.{secrets.token_hex(4)}.building")
     try:
         os.mkdir(hidden)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from vlmbatch import __version__, jsonl
 from vlmbatch.errors import InputError
-from vlmbatch.records import Event
+from vlmbatch.records import Event, Status
 from vlmbatch.rundir import (
     BATCHES,
     ESTIMATES,
@@ -45,6 +45,7 @@ from vlmbatch.rundir import (
 from vlmbatch.stages.archive.base import (
     Hashed,
     check_frozen,
+    check_new,
     copy_hashed,
     hash_files,
     list_files,
@@ -73,6 +74,9 @@ WITHHELD = "vlmbatch_withheld"
 
 _MARK = "hmac-sha256:"
 _SALT_BYTES = 32
+_HIDDEN = "withheld"
+_ECHOING = frozenset({Status.HTTP_ERROR, Status.NETWORK_ERROR, Status.INVALID_JSON})
+"""Their reasons are in the words of servers, which quote prompts, and of the JSON Schema."""
 _REWRITTEN = (RUN_JSON, MANIFEST, MERGED)
 _RENEWED = (SHA256SUMS, VERIFY)
 _OWN_FILES = frozenset({*_REWRITTEN, REJECTED, SUMMARY, ESTIMATES, BATCHES, PROGRESS, REVIEWS})
@@ -129,10 +133,8 @@ def redact(
         IntegrityError: A frozen file is not what build wrote; no copy is left.
         OSError: A file cannot be read or written.
     """
-    going = _going(what)
-    openings = os.path.abspath(dest) + OPENINGS
-    if os.path.lexists(openings):
-        raise InputError(f"{openings}: exists already", hint="it proves an earlier copy; choose a new name")
+    check_redact(run, dest, what)
+    going, openings = _going(what), os.path.abspath(dest) + OPENINGS
     with run.lock(), run.lock("rehearsal"), new_folder(run, dest) as folder:
         originals = hash_files(run.path, list_files(run.path))
         check_frozen(run, originals)
@@ -157,6 +159,19 @@ def redact(
         states[_REPLACED],
         states[_LEFT_OUT],
     )
+
+
+def check_redact(run: RunDir, dest: str, what: Collection[str]) -> None:
+    """Check that a copy can be made, before anything is.
+
+    Raises:
+        InputError: Nothing or something unknown is to go, or the copy or the openings exist already.
+    """
+    _going(what)
+    check_new(run, dest)
+    openings = os.path.abspath(dest) + OPENINGS
+    if os.path.lexists(openings):
+        raise InputError(f"{openings}: exists already", hint="it proves an earlier copy; choose a new name")
 
 
 def _going(what: Collection[str]) -> frozenset[str]:
@@ -276,6 +291,8 @@ class _Copy:
         """Return the new contents of a file in pieces, None where it stays as it is."""
         if name in self._shard_names():
             return self._shard(name) if IMAGES in self.going else None
+        if name == SUMMARY and PROMPTS in self.going:
+            return self._summary()
         if name not in _REWRITTEN or not {PATHS, PROMPTS} & self.going:
             return None
         return {RUN_JSON: self._run_json, MANIFEST: self._manifest, MERGED: self._merged}[name]()
@@ -314,7 +331,17 @@ class _Copy:
 
     def _merged(self) -> Iterator[bytes]:
         for line, entry in zip(jsonl.iter_lines(self.run.file(MERGED)), self.run.iter_entries(), strict=True):
-            yield self._blind_record(jsonl.loads(line.data), entry)
+            record = jsonl.loads(line.data)
+            if PROMPTS in self.going:
+                _hide_echoes(record)
+            yield self._blind_record(record, entry)
+
+    def _summary(self) -> Iterator[bytes]:
+        with open(self.run.file(SUMMARY), "rb") as file:
+            summary = jsonl.loads(file.read())
+        for cause in summary.get("reasons") or ():
+            _hide_echoes(cause)
+        yield jsonl.dumps_pretty(summary)
 
     def _blind_record(self, value: dict[str, Any], entry: Entry) -> bytes:
         if PATHS in self.going:
@@ -343,6 +370,14 @@ class _Copy:
         self._written[ORIGINALS] = write_new(self.folder, ORIGINALS, sums_text(self.originals))
         self._written[VERIFY] = write_new(self.folder, VERIFY, verify_script())
         write_new(self.folder, SHA256SUMS, sums_text(self._written))
+
+
+def _hide_echoes(value: dict[str, Any]) -> None:
+    """Take out of a record, or a cause of the summary, what may echo the request: words of servers and of a schema."""
+    if value.get("status") in _ECHOING and value.get("reason"):
+        value["reason"] = _HIDDEN
+    if value.get("error"):
+        value["error"] = {**value["error"], "message": _HIDDEN}
 
 
 def _without_images(line: bytes, entry: Entry) -> bytes:
