@@ -96,11 +96,11 @@ class Console:
             self.line(f"{_paint('warning:', '33')} {safe(text)}")
 
     def error(self, error: VlmbatchError) -> None:
-        """Say what is wrong: the problems (20 at most, then a count), what and where, what to do next."""
+        """Say what is wrong: the problems (20 at most, then how to see more), what and where, what to do next."""
         for problem in error.problems[:_SHOWN_PROBLEMS]:
             self.line(f"  {safe(str(problem))}")
         if len(error.problems) > _SHOWN_PROBLEMS:
-            self.line(f"  … and {len(error.problems) - _SHOWN_PROBLEMS:,} more")
+            self.line(f"  … and more: --json lists {len(error.problems):,} of them")
         self.plain_error(error.message, error.hint)
 
     def plain_error(self, message: str, hint: str = "") -> None:

@@ -340,13 +340,24 @@ def test_token_budget_is_not_passed_over_all_runs(tmp_path: Path, at_once: int) 
         result = send(run_dir, server, max_tokens_total=1000, concurrency=at_once)
         used = result.input_tokens + result.output_tokens
         assert 1000 - 130 < used <= 1000
-        assert "limit" in result.stopped
+        assert "--max-tokens-total" in result.stopped
         assert result.problem() is not None
         before = len(server.seen)
         send(run_dir, server, max_tokens_total=1000, concurrency=at_once)
         assert len(server.seen) == before
         assert send(run_dir, server, max_tokens_total=100_000).problem() is None
     assert len(server.seen) == 50
+
+
+def test_budget_is_looked_at_again_once_a_place_is_free(tmp_path: Path) -> None:
+    """A row that waited for a place is not sent where the answer before it took what was left."""
+    run_dir = make_run(tmp_path / "run", 6, max_tokens=20)
+    large = {**completion(1), "usage": {"prompt_tokens": 290, "completion_tokens": 10, "total_tokens": 300}}
+    with faulty({"steps": [{"body": "ok"}], "only_row": 0, "others": {"body": large, "delay_s": 0.02}}) as server:
+        result = send(run_dir, server, max_tokens_total=400, concurrency=1)
+    # 110, then 300 where 120 was the most that one could know of: now 410 are spent, and no third row may go
+    assert len(server.seen) == 2
+    assert (result.input_tokens + result.output_tokens, result.without_answer) == (410, 4)
 
 
 def test_money_budget_needs_prices_and_is_kept(tmp_path: Path) -> None:

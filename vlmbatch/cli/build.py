@@ -59,7 +59,7 @@ def build(
     ] = "",
     temperature: Annotated[float | None, typer.Option(help="Sent only if given.", rich_help_panel=_ASK)] = None,
     top_p: Annotated[float | None, typer.Option(help="Sent only if given.", rich_help_panel=_ASK)] = None,
-    detail: Annotated[str | None, typer.Option(help="low, high, auto or original.", rich_help_panel=_ASK)] = None,
+    detail: Annotated[str | None, typer.Option(help="Of images: low, high, auto, original.", rich_help_panel=_ASK)] = None,
     reasoning_effort: Annotated[
         str | None, typer.Option(metavar="WORD", help="Sent only if given.", rich_help_panel=_ASK)
     ] = None,
@@ -120,7 +120,7 @@ def build(
         typer.Option(metavar="full|quick", help="How deep to look.", rich_help_panel=_IMAGE),
     ] = "full",
     orient: Annotated[
-        str, typer.Option(metavar="keep|apply", help="EXIF orientation.", rich_help_panel=_IMAGE)
+        str, typer.Option(metavar="keep|apply", help="Turn by EXIF, or not.", rich_help_panel=_IMAGE)
     ] = "keep",
     max_side: Annotated[
         int | None, typer.Option(metavar="PX", help="Shrink larger sides to it.", rich_help_panel=_IMAGE)
@@ -129,7 +129,7 @@ def build(
         int | None, typer.Option(metavar="N", help="Shrink larger images to it.", rich_help_panel=_IMAGE)
     ] = None,
     image_format: Annotated[
-        str | None, typer.Option("--format", metavar="jpeg|png|webp", help="Write all anew.", rich_help_panel=_IMAGE)
+        str | None, typer.Option("--format", metavar="jpeg|png|webp", help="Write all anew, as this.", rich_help_panel=_IMAGE)
     ] = None,
     quality: Annotated[
         int | None, typer.Option(metavar="1-100", help="Of JPEG and WebP written anew (90).", rich_help_panel=_IMAGE)

@@ -115,13 +115,24 @@ class Folder:
         return [] if found == digest else [f"{name!a} has SHA-256 {found}, not {digest}"]
 
     def names(self) -> Iterator[str]:
-        """Yield every file of the folder but locks and whatever else is hidden."""
+        """Yield every file of the folder, and links to folders; locks and what is half written are no part of it."""
         for place, folders, files in os.walk(self.path):
-            folders[:] = [name for name in folders if not name.startswith(".") and name != "__pycache__"]
+            folders[:] = [name for name in folders if name != ".locks" and not is_temporary(name)]
+            links = [name for name in folders if os.path.islink(os.path.join(place, name))]
             inside = os.path.relpath(place, self.path).replace(os.sep, "/")
-            for name in files:
-                if not name.startswith("."):
+            for name in files + links:
+                if not is_temporary(name):
                     yield name if inside == "." else f"{inside}/{name}"
+
+
+def is_temporary(name: str) -> bool:
+    """Tell whether a name is that of something half written."""
+    return name.startswith(".") and name.endswith((".tmp", ".building"))
+
+
+def is_hidden(name: str) -> bool:
+    """Tell whether a file is one that systems leave behind unasked (.DS_Store and the like)."""
+    return any(part.startswith(".") or part == "__pycache__" for part in name.split("/"))
 
 
 def sha256_of(file: Any) -> str:
@@ -177,7 +188,9 @@ def check_sums(folder: Folder, name: str) -> set[str]:
 def check_complete(folder: Folder, name: str, covered: set[str]) -> None:
     """Check that a list which covers everything leaves nothing out."""
     extra = sorted(set(folder.names()) - covered - NEVER_LISTED - {name})
-    problems = [f"{one!a} is not listed" for one in extra]
+    problems = [f"{one!a} is not listed" for one in extra if not is_hidden(one)]
+    for one in filter(is_hidden, extra):
+        folder.report.note(f"{one!a} is hidden, is not listed, and was not checked")
     folder.report.tell("files", f"nothing is there that {name} does not list", problems)
 
 

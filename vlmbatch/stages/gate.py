@@ -168,9 +168,7 @@ def _check(name: str, condition: Condition, figure: Figure | None) -> Check:
     return Check(name, str(condition), holds, f"{value:,}{share}")
 
 
-def _figure(
-    condition: Condition, figures: Mapping[str, Figure | None], summary: Mapping[str, Any]
-) -> Figure | None:
+def _figure(condition: Condition, figures: Mapping[str, Figure | None], summary: Mapping[str, Any]) -> Figure | None:
     metric = condition.metric
     if metric in figures:
         figure, is_known = figures[metric], True

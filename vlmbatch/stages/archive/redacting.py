@@ -78,6 +78,7 @@ _HIDDEN = "withheld"
 _ECHOING = frozenset({Status.HTTP_ERROR, Status.NETWORK_ERROR, Status.INVALID_JSON})
 """Their reasons are in the words of servers, which quote prompts, and of the JSON Schema."""
 _REWRITTEN = (RUN_JSON, MANIFEST, MERGED)
+_WITH_WORDS = (SUMMARY, BATCHES)
 _RENEWED = (SHA256SUMS, VERIFY)
 _OWN_FILES = frozenset({*_REWRITTEN, REJECTED, SUMMARY, ESTIMATES, BATCHES, PROGRESS, REVIEWS})
 _OWN_FOLDERS = frozenset({SHARDS, INPUTS, RESULTS})
@@ -291,8 +292,8 @@ class _Copy:
         """Return the new contents of a file in pieces, None where it stays as it is."""
         if name in self._shard_names():
             return self._shard(name) if IMAGES in self.going else None
-        if name == SUMMARY and PROMPTS in self.going:
-            return self._summary()
+        if name in _WITH_WORDS and PROMPTS in self.going:
+            return {SUMMARY: self._summary, BATCHES: self._batches}[name]()
         if name not in _REWRITTEN or not {PATHS, PROMPTS} & self.going:
             return None
         return {RUN_JSON: self._run_json, MANIFEST: self._manifest, MERGED: self._merged}[name]()
@@ -342,6 +343,13 @@ class _Copy:
         for cause in summary.get("reasons") or ():
             _hide_echoes(cause)
         yield jsonl.dumps_pretty(summary)
+
+    def _batches(self) -> Iterator[bytes]:
+        """Yield the journal without the words of providers (a torn line goes whole)."""
+        for line in jsonl.iter_lines(self.run.file(BATCHES)):
+            event = jsonl.parse_object(line.data)
+            if event is not None:
+                yield jsonl.dumps({**event, "why": _HIDDEN} if event.get("why") else event) + b"\n"
 
     def _blind_record(self, value: dict[str, Any], entry: Entry) -> bytes:
         if PATHS in self.going:
