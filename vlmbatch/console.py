@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from vlmbatch.records import Event
 
 _SHOWN_PROBLEMS = 20
-_PLAIN_EVERY_S = 30.0
+_PLAIN_EVERY_S = 60.0
 _TTY_EVERY_S = 0.1
 
 

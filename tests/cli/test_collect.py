@@ -115,7 +115,8 @@ def test_explain_prints_number_and_query(run: RunDir) -> None:
     """A number comes with the command that computes it."""
     done = call("collect", run.path, "--explain", "counts.http_error")
     assert "counts.http_error = 1" in done.out
-    assert "query: jq -n" in done.out
+    assert "query: sed " in done.out
+    assert "merged.jsonl | jq -n" in done.out
     told = call("collect", run.path, "--explain", "counts.ok", "--json").json()
     assert told["data"]["explained"]["value"] == 1
 
@@ -192,3 +193,31 @@ def test_bag_and_redacted_copy_are_made(run: RunDir, tmp_path: Path) -> None:
     assert (bag / "bagit.txt").exists()
     assert (copy / "run.json").exists()
     assert "redacted copy: " in done.out
+
+
+def test_explained_number_does_not_hide_a_check_that_fails(run: RunDir) -> None:
+    """The exit status is that of the checks, whatever is printed."""
+    done = call("collect", run.path, "--require", "ok==0", "--explain", "requests")
+    assert (done.status, "requests = 3" in done.out) == (1, True)
+    assert "1 of 1 checks do not hold" in done.err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--bag", "there"],
+        ["--redact", "there", "--leave-out", "images"],
+        ["--redact", "new", "--leave-out", "everything"],
+        ["--bag", "nowhere/bag"],
+    ],
+)
+def test_hand_over_that_cannot_be_is_refused_before_anything_is_written(
+    run: RunDir, tmp_path: Path, words: list[str]
+) -> None:
+    """Exit 2 means that nothing was written, the records neither."""
+    (tmp_path / "there").mkdir()
+    where = [str(tmp_path / word) if word in {"there", "new", "nowhere/bag"} else word for word in words]
+    done = call("collect", run.path, "--write", run.file("merged.jsonl"), *where)
+    assert done.status == 2, done.err
+    assert not os.path.exists(run.file("merged.jsonl"))
+    assert not os.path.exists(run.file("summary.json"))

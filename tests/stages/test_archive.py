@@ -326,3 +326,17 @@ def test_fingerprint_is_the_package_s_for_any_run(value: dict[str, Any], script:
     read = json.loads(written, parse_int=script.Number, parse_float=script.Number)
     assert script.canonical(read).encode() == orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
     assert script.fingerprint(read) == fingerprint(json.loads(written))
+
+
+def test_what_the_seal_does_not_list_is_found_or_told(tmp_path: Path) -> None:
+    """A link to a folder is no part of what was sealed; a hidden file is told, for systems leave such files behind."""
+    run = _run(tmp_path / "run")
+    archive.seal(run)
+    Path(run.file(".DS_Store")).write_bytes(b"x")
+    code, said = verify(run.path)
+    assert code == 0, said
+    assert "'.DS_Store' is hidden, is not listed, and was not checked" in said
+    Path(run.file("more")).symlink_to(tmp_path)
+    code, said = verify(run.path)
+    assert code == 1
+    assert "'more' is not listed" in said

@@ -14,12 +14,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.stages.made_runs import PROMPT, Made, make_run, picture, read_summary
+from tests.stages.result_runs import attempt, completion, write_results
+from tests.stages.result_runs import make_run as result_run
 from tests.stages.test_archive import verify
 from vlmbatch import jsonl
 from vlmbatch.errors import InputError, IntegrityError
 from vlmbatch.records import Status
 from vlmbatch.rundir import RunDir
 from vlmbatch.stages import archive
+from vlmbatch.stages.collect import CollectOptions, collect
 from vlmbatch.stages.report import write_report
 
 if TYPE_CHECKING:
@@ -302,3 +305,26 @@ def test_nothing_is_sent_from_a_copy(tmp_path: Path, what: tuple[str, ...]) -> N
     _, done = _redact(tmp_path, what)
     with pytest.raises(IntegrityError):
         RunDir.open(done.path).verify()
+
+
+def test_words_of_servers_do_not_echo_the_prompt(tmp_path: Path) -> None:
+    """Errors quote what was sent, and reasons quote the schema: where prompts go, these words go from every file."""
+    run = result_run(tmp_path / "echo", 3)
+    failure = {"error": {"message": f"bad prompt: {SECRET_PROMPT}", "type": "invalid_request_error"}}
+    values = [attempt(run, 0, failure, status_code=400), attempt(run, 1, completion('{"a": 1}'))]
+    write_results(run, "a.jsonl", values)
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"properties": {"a": {"enum": ["fracture type C"]}}}')
+    collect(run, (), CollectOptions(write=run.file("merged.jsonl"), json_schema=str(schema)))
+    said = {"event": "abandoned", "job": "k", "why": f"upload: {SECRET_PROMPT}"}
+    Path(run.file("batches.jsonl")).write_bytes(jsonl.dumps(said) + b"\n")
+    assert b"fracture type C" in Path(run.file("summary.json")).read_bytes()
+    done = archive.redact(run, str(tmp_path / "copy"), ["prompts"])
+    everything = _all_bytes(done.path)
+    assert SECRET_PROMPT.encode() not in everything
+    assert b"fracture type C" not in everything
+    first, second, _ = _lines(Path(done.path) / "merged.jsonl")
+    assert first["error"]["status_code"] == 400
+    assert [record["status"] for record in (first, second)] == ["http_error", "invalid_json"]
+    status, told = verify(done.path)
+    assert status == 0, told

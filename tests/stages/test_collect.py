@@ -12,10 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.stages.result_runs import attempt, completion, failed, make_run, records, write_results
-from vlmbatch import jsonl
+from vlmbatch import jsonl, providers
 from vlmbatch.errors import InputError, IntegrityError, VlmbatchError
 from vlmbatch.records import MODEL_ANSWERS, Record, Status
+from vlmbatch.resume import read_standing
 from vlmbatch.stages.collect import CollectOptions, collect
+from vlmbatch.stages.report import write_report
 
 if TYPE_CHECKING:
     from vlmbatch.rundir import RunDir
@@ -273,6 +275,7 @@ def test_writing_checks_the_manifest_it_is_made_of(run: RunDir) -> None:
     [
         *("run.json", "manifest.jsonl", "shards/00000.jsonl", "shards/new", "inputs/x", "results/a.jsonl", "results/b"),
         *("SHA256SUMS", "estimates.jsonl", "batches.jsonl", "progress.json", ".", "nowhere/merged.jsonl"),
+        *("SEALED.sha256", "verify.py", "report.html", "reviews.jsonl", "REDACTED.json"),
     ],
 )
 def test_outputs_never_go_over_what_is_not_collects(run: RunDir, target: str) -> None:
@@ -290,6 +293,40 @@ def test_outputs_that_are_one_file_are_refused(run: RunDir) -> None:
     for other in ("merged.jsonl", "summary.json"):
         with pytest.raises(InputError):
             collect(run, (), CollectOptions(write=run.file("merged.jsonl"), csv=run.file(other)))
+
+
+def test_records_are_for_write_alone(run: RunDir) -> None:
+    """No other output takes the place of merged.jsonl or of the summary."""
+    for option in ("rows", "csv", "retry_ids"):
+        for name in ("merged.jsonl", "summary.json"):
+            with pytest.raises(InputError):
+                collect(run, (), CollectOptions(**{option: run.file(name)}))
+
+
+@pytest.mark.parametrize("name", ["manifest.jsonl", "run.json", "results/a.jsonl", "merged.jsonl", "summary.json"])
+def test_outputs_never_go_over_files_of_another_run(run: RunDir, tmp_path: Path, name: str) -> None:
+    """A slip in a path does not cost the other run its bytes; an export may stand there."""
+    other = make_run(tmp_path / "other", 2)
+    write_results(other, "a.jsonl", [attempt(other, 0, completion("a"))])
+    before = {path: path.read_bytes() for path in Path(other.path).rglob("*") if path.is_file()}
+    for option in ("write", "csv"):
+        with pytest.raises(InputError):
+            collect(run, (), CollectOptions(**{option: other.file(name)}))
+    assert {path: path.read_bytes() for path in Path(other.path).rglob("*") if path.is_file()} == before
+    collect(run, (), CollectOptions(csv=other.file("ours.csv")))
+
+
+def test_outputs_take_the_place_of_no_pipe_and_of_no_input(run: RunDir, tmp_path: Path) -> None:
+    """What is no plain file stays what it is (think of /dev/null), and so does a file that is read."""
+    pipe, schema = tmp_path / "pipe", tmp_path / "schema.json"
+    os.mkfifo(pipe)
+    schema.write_bytes(b"{}")
+    with pytest.raises(InputError):
+        collect(run, (), CollectOptions(csv=str(pipe)))
+    with pytest.raises(InputError):
+        collect(run, (), CollectOptions(csv=str(schema), json_schema=str(schema)))
+    assert pipe.is_fifo()
+    assert schema.read_bytes() == b"{}"
 
 
 def test_reading_alone_leaves_the_folder_as_it_was(run: RunDir) -> None:
@@ -516,6 +553,20 @@ def test_batch_answer_is_older_than_what_was_sent_after_it(run: RunDir) -> None:
     assert [one["channel"] for one in record["superseded"]] == ["batch"]
 
 
+def test_renamed_raw_file_of_a_rehearsal_counts_as_no_answer(run: RunDir) -> None:
+    """A provider's file does not say that it was rehearsed; the journal does, whatever the file is called now."""
+    path = write_results(run, "rehearsal-batch-b.output.jsonl", [_raw(run, 0, "made up")])
+    _job(run, "rehearsal-batch-b.output.jsonl", requests=1)
+    journal = Path(run.file("batches.jsonl"))
+    journal.write_bytes(journal.read_bytes().replace(b'"job":"k"', b'"job":"k","rehearsal":true'))
+    os.rename(path, run.file("results/answers.jsonl"))
+    result = collect(run)
+    assert result.summary["counts"]["missing"] == 3
+    assert result.summary["files"][0]["left_out"] == 1
+    standing = read_standing(run, providers.get("openai"), run.index())
+    assert not any(standing.marks)
+
+
 # --- strange files -------------------------------------------------------------------------------------------
 
 _ANYTHING = st.recursive(
@@ -549,3 +600,20 @@ def test_any_value_in_an_attempt_is_read_or_refused(tmp_path: Path, key: str, va
     except VlmbatchError:
         return
     assert sum(summary["counts"].values()) == len(records(write)) == 1
+
+
+@pytest.mark.parametrize("count", [2**53 + 1, 2**63, 10**40, 1e300])
+def test_count_that_no_reader_holds_exactly_is_none(run: RunDir, tmp_path: Path, count: float) -> None:
+    """A server's nonsense makes no number of ours, and every export is written all the same."""
+    answer = completion("a")
+    answer["usage"] = {"prompt_tokens": count, "completion_tokens": count, "total_tokens": count}
+    write_results(run, "a.jsonl", [attempt(run, 0, answer)])
+    options = CollectOptions(
+        write=run.file("merged.jsonl"), csv=str(tmp_path / "t.csv"), parquet=str(tmp_path / "t.parquet")
+    )
+    summary = collect(run, (), options).summary
+    write_report(run, records=run.file("merged.jsonl"), summary=summary)
+    (first, *_) = records(run.file("merged.jsonl"))
+    assert first["status"] == "ok"
+    assert set(first["usage"].values()) == {None}
+    assert summary["unknown_usage"]["realtime"] == 1

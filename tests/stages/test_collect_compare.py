@@ -107,3 +107,18 @@ def test_compare_checks_the_other_run_too(tmp_path: Path) -> None:
     manifest.write_bytes(manifest.read_bytes().replace(b"set/", b"SET/"))
     with pytest.raises(IntegrityError):
         _compare(one, two)
+
+
+def test_json_is_compared_by_value(tmp_path: Path) -> None:
+    """1.0 is 1, in whatever order keys stand; true is not 1, and text is not a number."""
+    pairs = {
+        "a": ('{"n":1,"m":[2]}', '{"m":[2.0],"n":1.0}'),
+        "b": ('{"n":1}', '{"n":true}'),
+        "c": ('{"n":1}', '{"n":"1"}'),
+    }
+    one, two = (
+        _run(tmp_path / str(side), {name: completion(pair[side]) for name, pair in pairs.items()}) for side in (0, 1)
+    )
+    (told,) = _compare(one, two, expect_json=True)
+    assert told["agreement"] == {"both_ok": 3, "equal": 1, "rate": 0.333333}
+    assert told["fields"]["n"]["equal"] == 1

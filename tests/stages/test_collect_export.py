@@ -193,14 +193,14 @@ def test_csv_has_row_fields_images_and_answers(tmp_path: Path) -> None:
 @pytest.mark.parametrize("is_safe", [False, True])
 def test_csv_formulas_are_counted_and_changed_only_when_asked(tmp_path: Path, is_safe: bool) -> None:
     """Text that a spreadsheet would run stands as it came, and is told; --csv-safe puts an apostrophe before it."""
-    run = make_run(tmp_path / "run", [b'{"a":"=1+1","b":"-3.5","c":-3}', b'{"a":"@x"}'])
+    run = make_run(tmp_path / "run", [b'{"a":"=1+1","b":"-3.5","c":-3,"=H()":1}', b'{"a":"@x"}'])
     write_results(run, "a.jsonl", [attempt(run, 0, completion("+SUM(A1)"))])
     result = _collect(run, csv=str(tmp_path / "t.csv"), csv_safe=is_safe)
     first, second = _read_csv(tmp_path / "t.csv")
     mark = "'" if is_safe else ""
     assert (first["a"], first["text"], second["a"]) == (f"{mark}=1+1", f"{mark}+SUM(A1)", f"{mark}@x")
-    assert (first["b"], first["c"]) == ("-3.5", "-3")
-    assert any("3 cell(s)" in sentence for sentence in result.warnings) is not is_safe
+    assert (first["b"], first["c"], first[f"{mark}=H()"]) == ("-3.5", "-3", "1")
+    assert any("4 cell(s)" in sentence for sentence in result.warnings) is not is_safe
 
 
 @given(text=st.text(min_size=1, max_size=30).map(lambda text: f"x{text}x"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from decimal import Decimal
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,8 +14,6 @@ from vlmbatch.stages.collect import CollectOptions, collect
 from vlmbatch.stages.gate import DEFAULTS, Condition, parse_condition, parse_field
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from vlmbatch.rundir import RunDir
     from vlmbatch.stages.gate import Check
 
@@ -203,3 +202,35 @@ def test_gate_lines_stand_in_the_summary(run: RunDir) -> None:
     """The summary keeps name, condition, verdict and figure of each line."""
     summary = collect(run, (), CollectOptions(require=["missing==0"])).summary
     assert summary["checks"] == [{"name": "missing", "asked": "missing==0", "holds": False, "detail": "4 of 4 (100 %)"}]
+
+
+# --- what is not known, and whose fields are asked for -------------------------------------------------------
+
+
+@pytest.mark.parametrize("reviews", [None, b""])
+@pytest.mark.parametrize("condition", ["accepted>=90%", "accepted>=1", "rejected<=5%"])
+def test_share_of_reviews_that_nobody_made_does_not_hold(run: RunDir, reviews: bytes | None, condition: str) -> None:
+    """Without a single review nothing is accepted, and nothing is known to be right."""
+    if reviews is not None:
+        Path(run.file("reviews.jsonl")).write_bytes(reviews)
+    (check,) = _gate(run, require=[condition]).values()
+    assert not check.holds
+    assert "not known" in check.detail
+
+
+def test_required_field_is_asked_of_the_outputs_that_are_json(tmp_path: Path) -> None:
+    """Of a pipeline's outputs those that are plain text have no fields, and need none."""
+    answer = {"json": False, "outputs": {"a": {"json": True}, "b": {"json": False}}}
+    run = make_run(tmp_path / "mixed", 2, outputs=("a", "b"), answer=answer)
+    values = [attempt(run, n, completion(text)) for n, text in enumerate(['{"x":1}', "text", '{"x":null}', "text"])]
+    checks = _gate(run, *values, require_fields=["x>=50%"])
+    assert checks["field x"].holds
+    assert checks["field x"].detail == "1 of 2 (50 %)"
+
+
+@pytest.mark.parametrize("path", ["models.gpt-4.1==2", "files.0.records==2"])
+def test_number_is_found_by_its_path_whatever_dots_it_holds(run: RunDir, path: str) -> None:
+    """Every path that --explain knows can be asked for."""
+    values = [attempt(run, n, completion("a", model="gpt-4.1")) for n in range(2)]
+    (check,) = _gate(run, *values, require=[path]).values()
+    assert check.holds, check

@@ -57,7 +57,7 @@ def _mixed(tmp_path: Path) -> RunDir:
         attempt(run, 6, completion("", finish="length", made=64)),
         attempt(run, 7, completion("")),
         attempt(run, 8, completion(None, finish="content_filter")),
-        attempt(run, 9, completion("<think>hm</think>fine")),
+        attempt(run, 9, completion("<think>hm</think>fine \ud83d", model="\udc00")),
     ]
     write_results(run, "full.jsonl", [*full, b'{"torn": \n'])
     (ten,) = [entry.custom_id for entry in run.iter_entries() if entry.position == 10]

@@ -59,7 +59,9 @@ def build(
     ] = "",
     temperature: Annotated[float | None, typer.Option(help="Sent only if given.", rich_help_panel=_ASK)] = None,
     top_p: Annotated[float | None, typer.Option(help="Sent only if given.", rich_help_panel=_ASK)] = None,
-    detail: Annotated[str | None, typer.Option(help="Of images: low, high, auto, original.", rich_help_panel=_ASK)] = None,
+    detail: Annotated[
+        str | None, typer.Option(help="Of images: low, high, auto, original.", rich_help_panel=_ASK)
+    ] = None,
     reasoning_effort: Annotated[
         str | None, typer.Option(metavar="WORD", help="Sent only if given.", rich_help_panel=_ASK)
     ] = None,
@@ -129,7 +131,8 @@ def build(
         int | None, typer.Option(metavar="N", help="Shrink larger images to it.", rich_help_panel=_IMAGE)
     ] = None,
     image_format: Annotated[
-        str | None, typer.Option("--format", metavar="jpeg|png|webp", help="Write all anew, as this.", rich_help_panel=_IMAGE)
+        str | None,
+        typer.Option("--format", metavar="jpeg|png|webp", help="Write all anew, as this.", rich_help_panel=_IMAGE),
     ] = None,
     quality: Annotated[
         int | None, typer.Option(metavar="1-100", help="Of JPEG and WebP written anew (90).", rich_help_panel=_IMAGE)

@@ -1,4 +1,4 @@
-"""Who answers before anything is sent: a free look at each endpoint that is not the provider's own address.
+"""Who answers before anything is sent: a free look at each endpoint.
 
 The look is the list of models, which costs nothing. It also tells what is being spoken to, for the record.
 """
@@ -33,18 +33,18 @@ async def look(
     model: str,
     warn: Callable[[str], None],
 ) -> None:
-    """Look at every endpoint that is not the provider's own; one that does not answer starts out set aside.
+    """Look at every endpoint; one that does not answer starts out set aside, one without the model is doubted.
 
     Raises:
         RefusedError: The key is refused.
     """
     call = provider.models_call()
-    theirs = [endpoint for endpoint in endpoints.all if not endpoint.is_direct or not provider.default_base_url()]
-    if call is None or not theirs:
+    if call is None:
         return
-    answers = await asyncio.gather(*(_ask(endpoint, transport, provider, headers, call) for endpoint in theirs))
+    every = list(endpoints.all)
+    answers = await asyncio.gather(*(_ask(endpoint, transport, provider, headers, call) for endpoint in every))
     lacking: list[Endpoint] = []
-    for endpoint, answer in zip(theirs, answers, strict=True):
+    for endpoint, answer in zip(every, answers, strict=True):
         if answer.status_code in _UNWELL or (answer.status_code is None and answer.code != _LATE):
             message = answer.message or f"HTTP {answer.status_code}"
             endpoints.set_aside(endpoint, message)
@@ -54,6 +54,8 @@ async def look(
             raise RefusedError(f"{endpoint.name}: {reason}", hint="nothing was sent; check the key")
         elif _lacks(endpoint, answer, provider, model):
             lacking.append(endpoint)
+        elif "server_models" not in endpoint.session:
+            warn(f"{endpoint.name} lists no models, so a wrong {model!r} would show only with the first answers")
     _doubt(lacking, endpoints, model, warn)
 
 
@@ -62,7 +64,7 @@ async def _ask(
 ) -> Answer:
     url = provider.endpoint(call.path, endpoint.base_url)
     answer = await transport.send(call.method, url, headers={**headers, **call.headers}, timeout_s=_LOOK_TIMEOUT_S)
-    if answer.status_code == 200:
+    if answer.status_code == 200 and not endpoint.is_direct:
         place = _root(endpoint.base_url) + "/version"
         version = await transport.send("GET", place, headers={}, timeout_s=_LOOK_TIMEOUT_S)
         value = _json(version.body) if version.status_code == 200 else None

@@ -169,7 +169,16 @@ def _answer(record: Mapping[str, Any]) -> Any:
 
 
 def _canonical(value: Any) -> bytes:
-    return jsonl.dumps(value, sort_keys=True)
+    return jsonl.dumps(_by_value(value), sort_keys=True)
+
+
+def _by_value(value: Any) -> Any:
+    """Return a JSON value in which numbers of one value are one: 1.0 is 1."""
+    if isinstance(value, dict):
+        return {key: _by_value(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_by_value(inner) for inner in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -52,7 +52,7 @@ _OPERATORS: Final[dict[str, Callable[[Any, Any], bool]]] = {
 }
 _ABSENT: Final = object()
 _SIDE_STEP_PX: Final = 64
-_CONDITION = re.compile(r"\s*([^<>=!%]+?)\s*(<=|>=|==|!=|=|<|>)\s*(\d+(?:\.\d+)?)\s*(%?)\s*")
+_CONDITION = re.compile(r"\s*([^<>=!%]+?)\s*(<=|>=|==|!=|=|<|>)\s*([0-9]+(?:\.[0-9]+)?)\s*(%?)\s*")
 
 
 class Condition(NamedTuple):

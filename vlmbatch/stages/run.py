@@ -203,6 +203,8 @@ def _write_pending(task: Task, path: str) -> RunResult:
         raise InputError(
             f"--pending {path}: that place in the run folder has its own use", hint="name a file elsewhere"
         )
+    if os.path.exists(path) and not os.path.isfile(path):  # root would take the device from everybody
+        raise InputError(f"--pending {path}: not a regular file", hint="name a file")
     folder, base = os.path.split(path)
     temporary = os.path.join(folder, f".{base}.{secrets.token_hex(4)}.tmp")
     try:
