@@ -283,3 +283,11 @@ def test_build_json_without_the_word_is_warned_about(images: Path, tmp_path: Pat
     words = ("build", images, "--model", "m", "--response-format", "json")
     assert "says JSON" in call(*words, "--out", tmp_path / "one", "--prompt", "What?").err
     assert "says JSON" not in call(*words, "--out", tmp_path / "two", "--prompt", "What? Answer in JSON.").err
+
+
+def test_build_model_of_another_provider_is_warned_about(images: Path, tmp_path: Path) -> None:
+    """A Claude built in the default words is told at build, unless the provider was named on purpose."""
+    words = ("build", images, "--model", "claude-sonnet-5", "--prompt", "p")
+    assert "--provider anthropic?" in call(*words, "--out", tmp_path / "one").err
+    assert "--provider" not in call(*words, "--out", tmp_path / "two", "--provider", "compatible").err
+    assert "--provider" not in call(*words, "--out", tmp_path / "three", "--provider", "anthropic").err

@@ -72,7 +72,7 @@ def build(
     """
     todo = plan(options)
     provider = providers.get(todo.provider, next(iter(todo.asks.values())).url)
-    warnings = [*_check_asks(provider, todo.asks), *_missing_word(todo)]
+    warnings = [*_check_asks(provider, todo.asks), *_missing_word(todo), *_other_maker(todo)]
     with Draft(options.out) as draft, _file_store(todo, provider, key) as store:
         press = Press(todo, provider, draft)
         press.feed(_pressed(todo, provider, press.stem, store), on_event)
@@ -146,6 +146,15 @@ def _missing_word(todo: Plan) -> list[str]:
     return [
         "JSON is asked for, and neither prompt nor system prompt says JSON: some providers refuse every such request"
     ]
+
+
+def _other_maker(todo: Plan) -> list[str]:
+    """Return a warning where nobody named a provider and the model's name tells of another than the default."""
+    model = next(iter(todo.asks.values())).model
+    maker = providers.maker(model)
+    if todo.options.provider or maker in {None, todo.provider}:
+        return []
+    return [f"{model} looks like a model of {maker}, and this run is built for {todo.provider}; --provider {maker}?"]
 
 
 # --- workers: item → frozen line ---------------------------------------------------------------------------

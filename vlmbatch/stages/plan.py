@@ -93,7 +93,8 @@ class Plan:
         provider: Name of the provider, settled.
         source: Where the inputs come from, opened.
         asks: What is asked, by output name; ``""`` for runs with one output.
-        verbatim: Files to copy into inputs/, by role: ``prompt``, ``template``, ``system``, ``schema``, ``extra_body``, ``config``.
+        verbatim: Files to copy into inputs/, by role: ``prompt``, ``template``, ``system``, ``schema``, ``extra_body``
+            or ``config``.
         answer: What collect has to know of the answer: ``{json, schema, outputs, output_schema}``.
         settings: What the pipeline file says for later commands, kept in run.json.
     """
