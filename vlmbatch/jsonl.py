@@ -1,6 +1,6 @@
 """Bytes: how JSON leaves the program, how it is read back, and how files are written.
 
-Three kinds of file have three writers. *Frozen* files are made in a hidden sibling and renamed (rundir.py).
+Three kinds of file have three writers. *Frozen* files are made in a hidden sibling and renamed (rundir/).
 *Snapshots* are replaced whole (:func:`write_atomic`). *Append-only* files get whole lines (:class:`Appender`).
 Nobody else opens a file of the run folder for writing.
 """

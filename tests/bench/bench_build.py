@@ -40,7 +40,7 @@ def draw(folder: Path, count: int) -> int:
     size = 0
     for number in range(count):
         image = Image.new("RGB", (1024, 768), tuple(rng.randrange(256) for _ in range(3)))
-        for _ in range(26):
+        for _ in range(60):
             image.paste(rng.choice(tiles), (rng.randrange(960), rng.randrange(704)))
         path = folder / f"{number:05d}.jpg"
         image.save(path, quality=88)

@@ -196,3 +196,17 @@ def test_crate_tells_what_the_run_knows(tmp_path: Path) -> None:
     assert {"@id": "merged.jsonl"} in crate["#collect"]["result"]
     assert crate["manifest.jsonl"]["sha256"] == run.info["manifest"]["sha256"]
     assert crate["#model"]["name"] == "test-model"
+
+
+@pytest.mark.parametrize("latency", ["long", [1], True, -1, 1e300, 5e8])
+def test_crate_takes_no_time_that_is_none(tmp_path: Path, latency: object) -> None:
+    """An attempt with a nonsensical duration, or one that ends past the calendar, is packed like any other."""
+    run = _run(tmp_path / "run")
+    value = {"custom_id": "x", "line_sha256": "0" * 64, "started_at": "9999-12-31T00:00:00Z", "latency_s": latency}
+    path = Path(run.file("results/strange.jsonl"))
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(value) + "\n")
+    done = archive.bag(run, str(tmp_path / "bag"))
+    crate = json.loads((Path(done.path) / "data/ro-crate-metadata.json").read_bytes())
+    (action,) = [one for one in crate["@graph"] if "strange" in str(one.get("name")) and "startTime" in one]
+    assert action["startTime"] == action["endTime"] == "9999-12-31T00:00:00+00:00"

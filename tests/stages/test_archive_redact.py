@@ -26,7 +26,7 @@ from vlmbatch.stages.collect import CollectOptions, collect
 from vlmbatch.stages.report import write_report
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection
 
 SECRET_PATH = "ward-7/Smith, John.png"
 SECRET_PROMPT = "Is the fracture of patient Smith healed?"
@@ -328,3 +328,15 @@ def test_words_of_servers_do_not_echo_the_prompt(tmp_path: Path) -> None:
     assert [record["status"] for record in (first, second)] == ["http_error", "invalid_json"]
     status, told = verify(done.path)
     assert status == 0, told
+
+
+@pytest.mark.parametrize("name", ["merged.jsonl", "summary.json"])
+@pytest.mark.parametrize("change", [lambda data: data[:-40], lambda data: data[data.index(b"\n") + 1 :], lambda _: b""])
+def test_damaged_records_or_summary_leave_no_copy(tmp_path: Path, name: str, change: Callable[[bytes], bytes]) -> None:
+    """What is not one record for each request is said; nothing is blinded by guess."""
+    run = _run(tmp_path / "run")
+    path = Path(run.file(name))
+    path.write_bytes(change(path.read_bytes()))
+    with pytest.raises(IntegrityError):
+        archive.redact(run, str(tmp_path / "copy"), ["paths", "prompts"])
+    assert not list(tmp_path.glob("*copy*"))

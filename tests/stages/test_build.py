@@ -17,7 +17,6 @@ from PIL import Image
 
 from tests.pictures import jpeg, png
 from vlmbatch.errors import InputError, IntegrityError
-from vlmbatch.images import ImagePolicy
 from vlmbatch.images import ImagePolicy, decode
 from vlmbatch.rundir import LineReader, RunDir
 from vlmbatch.stages import press

@@ -567,6 +567,15 @@ def test_renamed_raw_file_of_a_rehearsal_counts_as_no_answer(run: RunDir) -> Non
     assert not any(standing.marks)
 
 
+@pytest.mark.parametrize("files", ["abc", [5], {"a": 1}, [{"file": 5, "bytes": [1], "sha256": {}}], [{}]])
+def test_journal_of_any_shape_is_read(run: RunDir, files: object) -> None:
+    """What is no reference to a file names none."""
+    write_results(run, "batch-b.output.jsonl", [_raw(run, 0, "a")])
+    event = {"event": "downloaded", "job": "k", "at": "2026-01-01T00:00:00Z", "files": files}
+    Path(run.file("batches.jsonl")).write_bytes(jsonl.dumps(event) + b"\n")
+    assert collect(run).summary["counts"]["ok"] == 1
+
+
 # --- strange files -------------------------------------------------------------------------------------------
 
 _ANYTHING = st.recursive(

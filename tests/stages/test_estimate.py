@@ -102,6 +102,39 @@ def test_survey_tells_its_progress(tmp_path: Path) -> None:
     assert [(event.kind, event.total) for event in events] == [("progress", 3)]
 
 
+_IMAGE = {"path": "a.png", "bytes": 3, "width": 2, "height": 2, "media_type": "image/png"}
+
+
+@pytest.mark.parametrize(
+    "image",
+    [*({key: value for key, value in _IMAGE.items() if key != lost} for lost in _IMAGE), {"sent": {}, "path": "a"}, 7],
+    ids=[*_IMAGE, "sent", "number"],
+)
+def test_manifest_line_without_an_image_fact_is_named(tmp_path: Path, image: object) -> None:
+    """A line that is JSON, but does not say what an image is, is damage of that line, wherever it stands."""
+    run = make_run(tmp_path / "run", 7)
+    lines = Path(run.file(MANIFEST)).read_bytes().splitlines(keepends=True)
+    damaged = jsonl.loads(lines[6]) | {"images": [image]}
+    tampered = RunDir(str(tmp_path), run.info, run.run_json)
+    for number, content in ((7, [*lines[:6], jsonl.dumps(damaged)]), (1, [jsonl.dumps(damaged), *lines])):
+        (tmp_path / MANIFEST).write_bytes(b"".join(content))
+        with pytest.raises(IntegrityError, match=f"line {number} is damaged"):
+            survey(tampered, Ruler(None), Frame())
+
+
+@pytest.mark.parametrize("lost", ["bytes", "media_type"])
+def test_frame_of_a_line_without_an_image_fact_is_damage(tmp_path: Path, lost: str) -> None:
+    """The first line is measured before the pass: damage there is no traceback either."""
+    run = make_run(tmp_path / "run", 2)
+    first = jsonl.loads(Path(run.file(MANIFEST)).read_bytes().splitlines()[0])
+    del first["images"][0][lost]
+    path = Path(run.file(MANIFEST))
+    path.chmod(0o644)
+    path.write_bytes(jsonl.dumps(first) + b"\n")
+    with pytest.raises(IntegrityError, match="line 1 is damaged"):
+        read_frame(run)
+
+
 # --- schemes ---------------------------------------------------------------------------------------------------
 
 

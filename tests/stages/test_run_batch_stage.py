@@ -117,6 +117,16 @@ def test_ids_are_sent_whatever_they_have(tmp_path: Path) -> None:
     assert (result.asked, result.statuses) == (1, {"ok": 1})
 
 
+def test_progress_path_in_the_run_folder_is_left_alone(tmp_path: Path) -> None:
+    """A batch, like realtime, writes no further progress file where the run folder has its own use for the place."""
+    folder, heard = make(tmp_path), Heard()
+    before = Path(folder.file("manifest.jsonl")).read_bytes()
+    with serve() as server:
+        _run(folder, server, on_event=heard, progress_path=folder.file("manifest.jsonl"))
+    assert Path(folder.file("manifest.jsonl")).read_bytes() == before
+    assert "that place in the run folder has its own use" in heard.said()
+
+
 def test_expired_rows_are_named_with_their_reason(tmp_path: Path) -> None:
     """A row that never ran has no HTTP status; its kind is the provider's code."""
     folder = make(tmp_path, rows=4, per_shard=4)

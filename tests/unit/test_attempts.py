@@ -228,6 +228,14 @@ def test_asked_output_of_a_pipeline_has_its_own_form(tmp_path: Path) -> None:
     assert asked(run, OPENAI, "b") == Asked(max_tokens=64)
 
 
+def test_asked_of_an_output_without_params_is_nothing(tmp_path: Path) -> None:
+    """An output that asks for nothing of its own asks for nothing: the run's params are another output's."""
+    run = make_run(tmp_path / "run", [b'{"n":1}'], outputs=("a", "b"))
+    run.info["request"]["params"] = {"max_tokens": 64}
+    run.info["request"]["outputs"] = {"a": {"max_tokens": 7}, "b": {}}
+    assert [asked(run, OPENAI, name).max_tokens for name in ("a", "b", "c")] == [7, None, 64]
+
+
 # --- what needs no sending any more --------------------------------------------------------------------------
 
 

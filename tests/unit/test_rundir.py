@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
@@ -145,6 +148,28 @@ def test_lock_second_holder_is_refused(tmp_path: Path) -> None:
         pass
 
 
+@pytest.mark.parametrize("code", [errno.ENOTSUP, errno.EPERM, errno.ENOLCK])
+def test_lock_that_the_file_system_refuses_is_no_other_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """Where the file system has no locks, the folder and the reason are named, and nobody is sent to wait."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(InputError) as caught, Lock(str(tmp_path), "all"):
+        raise AssertionError("unreachable")
+    assert str(caught.value) == f"{tmp_path}: cannot be locked ({os.strerror(code)})"
+
+
+def test_lock_in_a_place_that_takes_no_file_is_refused_in_words(tmp_path: Path) -> None:
+    """Where the lock file cannot even be made, that is said, not a traceback."""
+    (tmp_path / ".locks").write_bytes(b"")
+    with pytest.raises(InputError, match=r"cannot be locked \("), Lock(str(tmp_path), "all"):
+        raise AssertionError("unreachable")
+
+
 def test_verify_that_is_stopped_reads_no_further_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C while a large folder is checked waits for the files in hand, not for all of them."""
     run = make_run(tmp_path / "run", 60, per_shard=1)
@@ -168,7 +193,7 @@ def test_verify_that_is_stopped_reads_no_further_file(tmp_path: Path, monkeypatc
         if event.kind == "progress":
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(rundir, "ThreadPoolExecutor", Pool)
+    monkeypatch.setattr("vlmbatch.rundir.checks.ThreadPoolExecutor", Pool)
     monkeypatch.setattr(jsonl, "sha256_file", counted)
     with pytest.raises(KeyboardInterrupt):
         run.verify(on_event=interrupted)
@@ -191,7 +216,7 @@ def test_draft_without_publish_leaves_nothing(tmp_path: Path) -> None:
 
 def test_draft_that_cannot_be_made_whole_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """When the disk refuses in the middle of making it, the target is named and no part and no parent is left."""
-    monkeypatch.setattr("vlmbatch.rundir.INPUTS", "x" * 300)  # no file system takes that name
+    monkeypatch.setattr("vlmbatch.rundir.draft.INPUTS", "x" * 300)  # no file system takes that name
     with pytest.raises(InputError, match="run: cannot be written"), Draft(tmp_path / "deep" / "run"):
         raise AssertionError("unreachable")
     assert list(tmp_path.iterdir()) == []

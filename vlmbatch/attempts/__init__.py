@@ -8,7 +8,7 @@ line is counted and passed over, and nothing is ever written.
 from vlmbatch.attempts.jobs import Job, Journal
 from vlmbatch.attempts.judging import asked, is_settled, iter_settled, judge, read_answer
 from vlmbatch.attempts.ordering import order_files, parse_time
-from vlmbatch.attempts.reading import Reader, relative_name
+from vlmbatch.attempts.reading import Reader, as_seconds, relative_name
 from vlmbatch.attempts.shape import Outcome, Settled
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "Outcome",
     "Reader",
     "Settled",
+    "as_seconds",
     "asked",
     "is_settled",
     "iter_settled",

@@ -69,10 +69,16 @@ class Journal:
             event["requests"] if isinstance(event.get("requests"), int) else known.requests,
             event.get("rehearsal") is True,
         )
-        for ref in event.get("files") or () if name == "downloaded" else ():
-            self._by_name[os.path.basename(str(ref.get("file")))] = key
-            if "sha256" in ref and "bytes" in ref:
-                self._by_hash[ref["bytes"], ref["sha256"]] = key
+        files = event.get("files") if name == "downloaded" else None
+        for ref in files if isinstance(files, list) else ():
+            if isinstance(ref, dict):
+                self._note_file(key, ref)
+
+    def _note_file(self, key: str, ref: Mapping[str, Any]) -> None:
+        self._by_name[os.path.basename(str(ref.get("file")))] = key
+        size, digest = ref.get("bytes"), ref.get("sha256")
+        if isinstance(size, int) and isinstance(digest, str):
+            self._by_hash[size, digest] = key
 
     def job(self, path: str) -> Job | None:
         """Return the job that a raw file came from, None where the journal does not know it."""

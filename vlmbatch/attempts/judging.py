@@ -34,9 +34,10 @@ def asked(run: RunDir, provider: Provider, output: str = "") -> Asked:
     wanted = (answer.get("outputs") or {}).get(output) if output else None
     wanted = answer if wanted is None else wanted
     request = run.info["request"]
-    params = (request.get("outputs") or {}).get(output) or request.get("params") or {}
+    params = (request.get("outputs") or {}).get(output)
+    params = request.get("params") if params is None else params
     return Asked(
-        max_tokens=provider.max_tokens(params),
+        max_tokens=provider.max_tokens(params or {}),
         json=bool(wanted.get("json")),
         schema=wanted.get("schema"),
     )

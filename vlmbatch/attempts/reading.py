@@ -107,7 +107,7 @@ class Reader:
             get("response") if "response" in value else _other_body(value),
             None if error is None else _error(error, status_code),
             _text(get("started_at")),
-            _number(latency_s),
+            as_seconds(latency_s),
             _BATCH if get("channel") == _BATCH else _REALTIME,
             _text(get("endpoint")) or "",
             _text(get("request_id")),
@@ -138,7 +138,7 @@ class Reader:
             line.body,
             line.error,
             self.job.started_at if self.job else None,
-            _number(latency_s),
+            as_seconds(latency_s),
             _BATCH,
             "",
             line.request_id,
@@ -161,7 +161,8 @@ def _tries(value: Any) -> list[Try]:
     return [cast("Try", one) for one in value if isinstance(one, dict)] if isinstance(value, list) else []
 
 
-def _number(value: Any) -> float | None:
+def as_seconds(value: Any) -> float | None:
+    """Return a duration that is one, else None."""
     return float(value) if type(value) in {int, float} and 0 <= value < _LONGEST_S else None
 
 

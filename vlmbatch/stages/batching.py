@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from vlmbatch import attempts, journal, resume, rundir, tokens
 from vlmbatch.batch.channel import send_batches
 from vlmbatch.errors import InputError
-from vlmbatch.progress import ProgressFileReporter
 from vlmbatch.records import MODEL_ANSWERS, Status
 from vlmbatch.stages import workload
 from vlmbatch.stages.sending import addresses, in_loop, need_key
@@ -59,7 +58,7 @@ def send(task: Task, key: str | None, options: BatchOptions) -> RunResult:
             poll_interval_s=min(options.poll_interval_s, _REHEARSAL_POLL_S if asked.rehearsal else math.inf),
             rehearsal=asked.rehearsal,
         )
-        reporters = _reporters(task)
+        reporters = task.reporters(rundir.PROGRESS)
         result = in_loop(
             lambda: send_batches(
                 task.run,
@@ -95,18 +94,6 @@ def _check(task: Task) -> None:
     said = [sentence for sentence, holds in wrong.items() if holds]
     if said:
         raise InputError("; ".join(said), hint="docs/how-to/batch.md lists what goes with --channel batch")
-
-
-def _reporters(task: Task) -> list[ProgressFileReporter]:
-    """Return the progress files, started from what was settled before."""
-    paths = [task.run.file(rundir.PROGRESS)]
-    if task.options.progress_path is not None:
-        paths.append(task.options.progress_path)
-    extra = {"rehearsal": True} if task.options.rehearsal else {}
-    reporters = [ProgressFileReporter(path, task.selection.asked, extra=extra) for path in paths]
-    for reporter in reporters:
-        reporter.start(task.selection.answered, task.selection.failed)
-    return reporters
 
 
 class _Rows:

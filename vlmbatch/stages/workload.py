@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from vlmbatch import jsonl, tokens
 from vlmbatch.errors import Problem
 from vlmbatch.records import Event
-from vlmbatch.rundir import LineReader, parse_entry, parse_head
+from vlmbatch.rundir import LineReader, damaged_line, parse_entry, parse_head
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -34,6 +34,9 @@ _MOST_LINES = 1000
 _PROSE = frozenset({"text", "content", "system", "instructions", "input"})
 """Keys of a body under which a string is text for the model, whatever the wire format."""
 
+_MISSHAPEN = (KeyError, TypeError, AttributeError)
+"""What comes of a manifest line that is JSON, but whose images are not as build describes them."""
+
 _DETAIL = ("detail", "mediaResolution", "media_resolution")
 
 
@@ -51,7 +54,7 @@ def read_frame(run: RunDir) -> Frame:
     """Return the frame of a run, measured on its first line; nothing where the shard is not at hand.
 
     Raises:
-        IntegrityError: The line is not the one that build wrote.
+        IntegrityError: The line, or what the manifest says of it, is not what build wrote.
     """
     entry = next(run.iter_entries(), None)
     if entry is None or not os.path.exists(run.file(entry.shard)):
@@ -80,9 +83,16 @@ def _walk(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def image_bytes(entry: Entry) -> int:
-    """Return how many bytes of a body are its images: base64, and the media type's name."""
-    sent = [image.get("sent") or image for image in entry.images if "file_id" not in image]
-    return sum((image["bytes"] + 2) // 3 * 4 + len(image["media_type"]) for image in sent)
+    """Return how many bytes of a body are its images: base64, and the media type's name.
+
+    Raises:
+        IntegrityError: The manifest's line does not say how large an image is.
+    """
+    try:
+        sent = [image.get("sent") or image for image in entry.images if "file_id" not in image]
+        return sum((image["bytes"] + 2) // 3 * 4 + len(image["media_type"]) for image in sent)
+    except _MISSHAPEN:
+        raise damaged_line(entry.position) from None
 
 
 # --- the ruler: tokens by size, each size counted once ---------------------------------------------------------
@@ -296,24 +306,27 @@ def survey(
     least = -1
     # A million rows pass here: what is looked up for each of them stands in a local name.
     for position, data, head in _heads(run, on_event):
-        pictures, row_tokens, row_text = head["images"], 0, head["body_length"] - frame.bytes
-        for image in pictures:
-            sent = image.get("sent", image)
-            size = sent["width"], sent["height"]
-            count = count_image(size)
-            if count is None:
-                count = ruler.count(size)
-            row_tokens += count
-            if "file_id" not in image:
-                row_text -= (sent["bytes"] + 2) // 3 * 4 + len(sent["media_type"])
-            if count > least:
-                least = _keep_largest(load.largest, LargeImage(count, image["path"], *size, head["custom_id"]))
-            if odd and size in odd:
-                _note_odd(load, ruler, size)
+        row_tokens = 0
+        try:
+            pictures, row_text = head["images"], head["body_length"] - frame.bytes
+            for image in pictures:
+                sent, path = image.get("sent", image), image["path"]
+                size = sent["width"], sent["height"]
+                count = count_image(size)
+                if count is None:
+                    count = ruler.count(size)
+                row_tokens += count
+                if "file_id" not in image:
+                    row_text -= (sent["bytes"] + 2) // 3 * 4 + len(sent["media_type"])
+                if count > least:
+                    least = _keep_largest(load.largest, LargeImage(count, path, *size, head["custom_id"]))
+                if odd and size in odd:
+                    _note_odd(load, ruler, size)
+        except _MISSHAPEN:
+            raise damaged_line(position) from None
         images += len(pictures)
         sizes[row_tokens] = sizes.get(row_tokens, 0) + 1
-        if row_text > 0:
-            text += row_text
+        text += max(0, row_text)
         if is_watched and head["shard"] in load.over:
             load.over[head["shard"]].see(head, limit)
         if is_watched and head["custom_id"] in wanted:

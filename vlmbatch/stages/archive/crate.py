@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from vlmbatch import __version__, jsonl
-from vlmbatch.attempts import parse_time
+from vlmbatch.attempts import as_seconds, parse_time
 from vlmbatch.rundir import (
     BATCHES,
     ESTIMATES,
@@ -219,7 +219,10 @@ def _span(path: str) -> tuple[datetime | None, datetime | None]:
     for value in values:
         time = parse_time(value.get("started_at")) if value else None
         if value and time:
-            end = time + timedelta(seconds=value.get("latency_s") or 0)
+            try:
+                end = time + timedelta(seconds=as_seconds(value.get("latency_s")) or 0)
+            except OverflowError:  # past the year 9999
+                end = time
             first, last = min(first or time, time), max(last or end, end)
     return first, last
 

@@ -14,15 +14,13 @@ copy to the run. docs/how-to/hand-over.md says what they let a reader confirm.
 
 from __future__ import annotations
 
-import hmac
 import os
-import secrets
 from dataclasses import dataclass, field
-from hashlib import sha256
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from vlmbatch import __version__, jsonl
-from vlmbatch.errors import InputError
+from vlmbatch.errors import InputError, IntegrityError
 from vlmbatch.records import Event, Status
 from vlmbatch.rundir import (
     BATCHES,
@@ -55,6 +53,7 @@ from vlmbatch.stages.archive.base import (
     write_new,
     write_pieces,
 )
+from vlmbatch.stages.archive.commitments import Blinds
 from vlmbatch.stages.inline import iter_images
 
 if TYPE_CHECKING:
@@ -69,11 +68,6 @@ PROMPTS = "prompts"
 REDACTED_SCHEMA = "vlmbatch.redacted/1"
 ORIGINALS = "ORIGINALS.sha256"
 OPENINGS = ".openings.jsonl"
-WITHHELD = "vlmbatch_withheld"
-"""Key under which a commitment stands where an object was."""
-
-_MARK = "hmac-sha256:"
-_SALT_BYTES = 32
 _HIDDEN = "withheld"
 _ECHOING = frozenset({Status.HTTP_ERROR, Status.NETWORK_ERROR, Status.INVALID_JSON})
 """Their reasons are in the words of servers, which quote prompts, and of the JSON Schema."""
@@ -139,7 +133,7 @@ def redact(
     with run.lock(), run.lock("rehearsal"), new_folder(run, dest) as folder:
         originals = hash_files(run.path, list_files(run.path))
         check_frozen(run, originals)
-        blinds = _Blinds(run, frozenset(keep_fields))
+        blinds = Blinds(run, frozenset(keep_fields))
         copy = _Copy(run, folder, going, originals, blinds)
         for name in originals:
             copy.take(name)
@@ -191,61 +185,6 @@ def _write_secret(path: str, lines: Iterator[bytes]) -> None:
         jsonl.finish(file)
 
 
-# --- commitments ---------------------------------------------------------------------------------------------
-
-
-class _Blinds:
-    """Commitments to what is left out, and the salts that open them: one salt a row, one for the run itself."""
-
-    def __init__(self, run: RunDir, keep_fields: frozenset[str]) -> None:
-        self._run = run
-        self._keep = keep_fields
-        self._secret = secrets.token_bytes(_SALT_BYTES)
-        self.is_used = False
-
-    def _salt(self, custom_id: str) -> bytes:
-        """Return a row's salt: as good as random to anyone without the secret, which is forgotten at the end."""
-        return hmac.digest(self._secret, custom_id.encode(), sha256)
-
-    def commit(self, custom_id: str, field_: str, value: bytes) -> str:
-        """Return the commitment to one value."""
-        self.is_used = True
-        return _MARK + hmac.digest(self._salt(custom_id), field_.encode() + b"\0" + value, sha256).hex()
-
-    def images(self, custom_id: str, images: Any) -> list[dict[str, Any]]:
-        """Return image records with a commitment in place of each path."""
-        blind = []
-        for number, image in enumerate(images):
-            path = self.commit(custom_id, f"images.{number}.path", image["path"].encode("utf-8", "surrogatepass"))
-            blind.append({**{key: value for key, value in image.items() if key != "path_bytes"}, "path": path})
-        return blind
-
-    def row(self, custom_id: str, row: bytes) -> Any:
-        """Return what stands for a row: the fields that may stay, and a commitment to the whole."""
-        value = jsonl.loads(row)
-        if not value:
-            return jsonl.Fragment(row)
-        kept = {name: value[name] for name in value if name in self._keep}
-        return {**kept, WITHHELD: self.commit(custom_id, "row", row)}
-
-    def value(self, field_: str, value: Any) -> Any:
-        """Return what stands for a value of run.json: numbers, truth values and null stay, all else is committed to."""
-        if value is None or isinstance(value, bool | int | float):
-            return value
-        commitment = self.commit("", field_, jsonl.dumps_canonical(value))
-        return commitment if isinstance(value, str) else {WITHHELD: commitment}
-
-    def openings(self, values: Mapping[str, Any]) -> Iterator[bytes]:
-        """Yield the lines that open the commitments: the run's own, then one a row."""
-        texts = {name: jsonl.dumps_canonical(values[name]).decode() for name in sorted(values)}
-        yield jsonl.dumps({"custom_id": "", "salt": self._salt("").hex(), "values": texts})
-        for entry in self._run.iter_entries():
-            texts = {f"images.{n}.path": image["path"] for n, image in enumerate(entry.images)}
-            texts["row"] = entry.row.decode()
-            salt = self._salt(entry.custom_id).hex()
-            yield jsonl.dumps({"custom_id": entry.custom_id, "salt": salt, "values": texts})
-
-
 # --- the copy ------------------------------------------------------------------------------------------------
 
 
@@ -257,7 +196,7 @@ class _Copy:
     folder: str
     going: frozenset[str]
     originals: Mapping[str, Hashed]
-    blinds: _Blinds
+    blinds: Blinds
     states: dict[str, str] = field(default_factory=dict)
     opened: dict[str, Any] = field(default_factory=dict)
     _written: dict[str, Hashed] = field(default_factory=dict)
@@ -331,15 +270,20 @@ class _Copy:
             yield self._blind_record(head, entry)
 
     def _merged(self) -> Iterator[bytes]:
-        for line, entry in zip(jsonl.iter_lines(self.run.file(MERGED)), self.run.iter_entries(), strict=True):
-            record = jsonl.loads(line.data)
+        lines = jsonl.iter_lines(self.run.file(MERGED))
+        for line, entry in zip_longest(lines, self.run.iter_entries()):
+            record = jsonl.parse_object(line.data) if line else None
+            if record is None or entry is None or record.get("custom_id") != entry.custom_id:
+                raise _not_ours(self.run.file(MERGED), "holds other records than one for each request, in order")
             if PROMPTS in self.going:
                 _hide_echoes(record)
             yield self._blind_record(record, entry)
 
     def _summary(self) -> Iterator[bytes]:
         with open(self.run.file(SUMMARY), "rb") as file:
-            summary = jsonl.loads(file.read())
+            summary = jsonl.parse_object(file.read())
+        if summary is None:
+            raise _not_ours(self.run.file(SUMMARY), "is no summary")
         for cause in summary.get("reasons") or ():
             _hide_echoes(cause)
         yield jsonl.dumps_pretty(summary)
@@ -378,6 +322,10 @@ class _Copy:
         self._written[ORIGINALS] = write_new(self.folder, ORIGINALS, sums_text(self.originals))
         self._written[VERIFY] = write_new(self.folder, VERIFY, verify_script())
         write_new(self.folder, SHA256SUMS, sums_text(self._written))
+
+
+def _not_ours(path: str, why: str) -> IntegrityError:
+    return IntegrityError(f"{path}: {why}", hint="collect with --write again; no copy was left")
 
 
 def _hide_echoes(value: dict[str, Any]) -> None:
