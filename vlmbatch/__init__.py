@@ -56,10 +56,10 @@ if TYPE_CHECKING:
     from vlmbatch.retry import Policy
     from vlmbatch.serve import Serve
     from vlmbatch.slurm import SlurmOptions
-    from vlmbatch.stages.collect_options import CollectOptions
-    from vlmbatch.stages.estimate_options import EstimateOptions
-    from vlmbatch.stages.plan import BuildOptions
-    from vlmbatch.stages.task import RunOptions, RunResult
+    from vlmbatch.stages.building.plan import BuildOptions
+    from vlmbatch.stages.collecting.options import CollectOptions
+    from vlmbatch.stages.estimating.options import EstimateOptions
+    from vlmbatch.stages.running.task import RunOptions, RunResult
     from vlmbatch.stop import Stop
 
 __version__ = "0.1.0"
@@ -86,10 +86,10 @@ _ROOMS = {
     "retry": ("Policy",),
     "serve": ("Serve",),
     "slurm": ("SlurmOptions",),
-    "stages.collect_options": ("CollectOptions",),
-    "stages.estimate_options": ("EstimateOptions",),
-    "stages.plan": ("BuildOptions",),
-    "stages.task": ("RunOptions", "RunResult"),
+    "stages.collecting.options": ("CollectOptions",),
+    "stages.estimating.options": ("EstimateOptions",),
+    "stages.building.plan": ("BuildOptions",),
+    "stages.running.task": ("RunOptions", "RunResult"),
     "stop": ("Stop",),
 }
 _ROOM_OF = {name: f"{__name__}.{room}" for room, names in _ROOMS.items() for name in names}

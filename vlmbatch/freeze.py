@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vlmbatch import jsonl
 from vlmbatch.errors import InputError
-from vlmbatch.records import CUSTOM_ID
+from vlmbatch.records import CUSTOM_ID, INDEX_DIGITS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from vlmbatch.records import FileRef, ShardRef
     from vlmbatch.rundir import Draft
 
-_INDEX_DIGITS = 6
 _NO_IMAGE = "0" * 8
 _CLOSING = 1  # the brace behind the inner value, which stands last in its line
 
@@ -59,7 +58,7 @@ def id_stem(prefix: str, what: Any) -> str:
 
 def custom_id(stem: str, index: int, image_sha256: str | None) -> str:
     """Return the id of one request: stem, zero-padded index, first 8 hex digits of the first image's hash."""
-    return f"{stem}-{index:0{_INDEX_DIGITS}d}-{image_sha256[:8] if image_sha256 else _NO_IMAGE}"
+    return f"{stem}-{index:0{INDEX_DIGITS}d}-{image_sha256[:8] if image_sha256 else _NO_IMAGE}"
 
 
 def freeze(provider: Provider, ask: Ask, custom_id: str, parts: Sequence[Part]) -> Frozen:

@@ -26,6 +26,8 @@ SUMMARY_SCHEMA: Final = "vlmbatch.summary/1"
 RESULT_SCHEMA: Final = "vlmbatch.result/1"
 
 CUSTOM_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
+INDEX_DIGITS: Final = 6
+"""To how many digits the index in a custom_id is padded with zeros."""
 
 Channel = Literal["realtime", "batch"]
 

@@ -21,7 +21,7 @@ from vlmbatch.console import Console, Watch
 from vlmbatch.errors import InputError, VlmbatchError
 from vlmbatch.rundir import RunDir
 from vlmbatch.stages.collect import collect
-from vlmbatch.stages.collect_options import CollectOptions
+from vlmbatch.stages.collecting.options import CollectOptions
 from vlmbatch.stages.run import run as send
 from vlmbatch.stop import Stop
 

@@ -24,7 +24,7 @@ from PIL import Image
 
 from vlmbatch.images import ImagePolicy
 from vlmbatch.stages.build import build
-from vlmbatch.stages.plan import BuildOptions
+from vlmbatch.stages.building.plan import BuildOptions
 
 PROMPT = "Describe this photo in one sentence. Mention the main colours, any people and any text."
 HEAD = b'{"max_completion_tokens":256,"messages":[{"content":[{"image_url":{"url":"data:image/jpeg;base64,'

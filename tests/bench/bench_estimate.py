@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from tests.sendable import STEM, make_run
 from vlmbatch import jsonl, tokens
 from vlmbatch.rundir import MANIFEST, RunDir
-from vlmbatch.stages.workload import Frame, Ruler, survey
+from vlmbatch.stages.estimating.workload import Frame, Ruler, survey
 
 if TYPE_CHECKING:
     from collections.abc import Callable

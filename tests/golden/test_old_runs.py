@@ -14,7 +14,7 @@ import pytest
 from tests.golden.make_run import RUNS, build
 from vlmbatch.rundir import RunDir
 from vlmbatch.stages.collect import collect
-from vlmbatch.stages.collect_options import CollectOptions
+from vlmbatch.stages.collecting.options import CollectOptions
 
 FOLDERS = sorted(path for path in RUNS.iterdir() if path.is_dir())
 each_run = pytest.mark.parametrize("folder", FOLDERS, ids=[path.name for path in FOLDERS])

@@ -15,7 +15,7 @@ from vlmbatch.batch.base import BatchOptions, BatchResult
 from vlmbatch.batch.channel import send_batches
 from vlmbatch.records import Event
 from vlmbatch.stages.build import build
-from vlmbatch.stages.plan import BuildOptions
+from vlmbatch.stages.building.plan import BuildOptions
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -17,8 +17,8 @@ from typing import Any
 from vlmbatch import transport  # noqa: F401  (loaded before the forks)
 from vlmbatch.retry import Policy
 from vlmbatch.rundir import RunDir
-from vlmbatch.stages import sending  # noqa: F401
 from vlmbatch.stages.run import RunOptions, run
+from vlmbatch.stages.running import sending  # noqa: F401
 
 
 def _send(command: dict[str, Any]) -> int:

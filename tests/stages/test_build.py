@@ -19,9 +19,9 @@ from tests.pictures import jpeg, png
 from vlmbatch.errors import InputError, IntegrityError
 from vlmbatch.images import ImagePolicy, decode
 from vlmbatch.rundir import LineReader, RunDir
-from vlmbatch.stages import press
 from vlmbatch.stages.build import build
-from vlmbatch.stages.plan import BuildOptions
+from vlmbatch.stages.building import press
+from vlmbatch.stages.building.plan import BuildOptions
 
 
 def _folder(path: Path, count: int = 5) -> Path:

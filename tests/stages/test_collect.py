@@ -376,7 +376,7 @@ def test_a_failure_while_writing_leaves_the_old_files(run: RunDir, monkeypatch: 
     def broken(*_: Any) -> Any:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("vlmbatch.stages.export.RowsSink.put", broken)
+    monkeypatch.setattr("vlmbatch.stages.collecting.export.RowsSink.put", broken)
     names = sorted(os.listdir(run.path))
     with pytest.raises(OSError, match="No space"):
         collect(run, (), CollectOptions(write=str(write), rows=str(rows)))

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from vlmbatch.records import Record, Status
-from vlmbatch.stages.gate import DEFAULTS
+from vlmbatch.stages.collecting.gate import DEFAULTS
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 

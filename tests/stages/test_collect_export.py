@@ -16,7 +16,7 @@ from tests.stages.result_runs import attempt, completion, failed, make_run, reco
 from vlmbatch import jsonl
 from vlmbatch.errors import InputError
 from vlmbatch.stages.collect import CollectOptions, collect
-from vlmbatch.stages.export import IMAGES, OURS, join_kinds, kind_of, members
+from vlmbatch.stages.collecting.export import IMAGES, OURS, join_kinds, kind_of, members
 
 if TYPE_CHECKING:
     from vlmbatch.rundir import RunDir
@@ -256,7 +256,7 @@ def test_parquet_columns_have_types(tmp_path: Path) -> None:
 def test_parquet_of_many_rows_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows are written in batches; none is lost at a boundary."""
     pytest.importorskip("pyarrow")
-    monkeypatch.setattr("vlmbatch.stages.dataset._BATCH_ROWS", 3)
+    monkeypatch.setattr("vlmbatch.stages.collecting.dataset._BATCH_ROWS", 3)
     run = make_run(tmp_path / "run", 7)
     _collect(run, parquet=str(tmp_path / "t.parquet"))
     found = _table(tmp_path / "t.parquet").column("custom_id").to_pylist()
@@ -322,7 +322,7 @@ def test_dataset_folder_that_exists_is_let_be(tmp_path: Path) -> None:
 
 def test_dataset_card_text_cannot_break_out(tmp_path: Path) -> None:
     """A model name or prompt full of marks stays text."""
-    from vlmbatch.stages.dataset import _code, _prompt
+    from vlmbatch.stages.collecting.dataset import _code, _prompt
 
     run = make_run(tmp_path / "run", 1)
     os.chmod(run.file("inputs/prompt.txt"), 0o600)

@@ -13,7 +13,7 @@ import pytest
 from tests.stages.result_runs import attempt, completion, failed, make_run, records, write_results
 from vlmbatch.errors import IntegrityError
 from vlmbatch.stages.collect import CollectOptions, collect
-from vlmbatch.stages.forked import can_fork, in_order
+from vlmbatch.stages.collecting.forked import can_fork, in_order
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -26,7 +26,7 @@ def _alone(script: str, *words: object) -> subprocess.CompletedProcess[str]:
 
 _WORK = """
 import os, sys, time
-from vlmbatch.stages.forked import can_fork, in_order
+from vlmbatch.stages.collecting.forked import can_fork, in_order
 assert can_fork()
 home = os.getpid()
 def work(piece):
@@ -45,7 +45,7 @@ def test_helpers_answer_in_order() -> None:
 
 _FAIL = """
 from vlmbatch.errors import IntegrityError, Problem
-from vlmbatch.stages.forked import in_order
+from vlmbatch.stages.collecting.forked import in_order
 def work(piece):
     if piece == 3:
         raise IntegrityError("bad", hint="h", problems=[Problem("c", "m")])
@@ -73,7 +73,7 @@ def test_helper_that_fails_raises_here_and_leaves_no_child() -> None:
 
 _KILLED = """
 import os, signal
-from vlmbatch.stages.forked import in_order
+from vlmbatch.stages.collecting.forked import in_order
 def work(piece):
     os.kill(os.getpid(), signal.SIGKILL)
 try:
@@ -113,9 +113,9 @@ def test_few_pieces_or_workers_need_no_helper(pieces: list[int], workers: int) -
 
 _COLLECT = """
 import sys
-from vlmbatch.stages import merge
+from vlmbatch.stages.collecting import merge
 from vlmbatch.stages.collect import CollectOptions, collect
-from vlmbatch.stages.forked import can_fork
+from vlmbatch.stages.collecting.forked import can_fork
 assert can_fork()
 merge._SMALL_BYTES = 0
 merge._PIECE_BYTES = int(sys.argv[3])
@@ -153,7 +153,7 @@ def test_foreign_line_of_a_later_piece_has_its_place_in_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The line number that is told counts from the start of the file, blank lines too."""
-    monkeypatch.setattr("vlmbatch.stages.merge._PIECE_BYTES", 1)
+    monkeypatch.setattr("vlmbatch.stages.collecting.merge._PIECE_BYTES", 1)
     run = make_run(tmp_path / "run", 2)
     stranger = attempt(run, 0, completion("a")) | {"custom_id": "s-000000-00000000"}
     write_results(run, "a.jsonl", [b"\n", attempt(run, 0, completion("a")), b"\n\n", attempt(run, 1), stranger])
@@ -174,7 +174,7 @@ def test_results_that_grow_while_they_are_read_are_told(tmp_path: Path, monkeypa
             write_results(run, "a.jsonl", [attempt(run, 0, completion("a")), attempt(run, 1, completion("b"))])
         return size
 
-    monkeypatch.setattr("vlmbatch.stages.merge.os.path.getsize", size_before)
+    monkeypatch.setattr("vlmbatch.stages.collecting.merge.os.path.getsize", size_before)
     result = collect(run)
     assert result.summary["counts"]["ok"] == 1
     assert any("grew while" in sentence for sentence in result.warnings)

@@ -11,11 +11,11 @@ import pytest
 from tests.stages.result_runs import attempt, completion, failed, make_run, write_results
 from vlmbatch.errors import InputError
 from vlmbatch.stages.collect import CollectOptions, collect
-from vlmbatch.stages.gate import DEFAULTS, Condition, parse_condition, parse_field
+from vlmbatch.stages.collecting.gate import DEFAULTS, Condition, parse_condition, parse_field
 
 if TYPE_CHECKING:
     from vlmbatch.rundir import RunDir
-    from vlmbatch.stages.gate import Check
+    from vlmbatch.stages.collecting.gate import Check
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from vlmbatch import jsonl
 from vlmbatch.errors import InputError
 from vlmbatch.records import ESTIMATE_SCHEMA, Status
 from vlmbatch.stages.collect import CollectOptions, collect
-from vlmbatch.stages.explain import explain, queries
+from vlmbatch.stages.collecting.explain import explain, queries
 
 if TYPE_CHECKING:
     from vlmbatch.rundir import RunDir
@@ -257,7 +257,7 @@ def test_outputs_of_a_pipeline_are_counted_apart(tmp_path: Path) -> None:
 
 def test_many_different_messages_stay_in_bounds(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     """A provider that puts a new id into each message does not fill the memory: beyond a bound they are others."""
-    monkeypatch.setattr("vlmbatch.stages.overlay._MANY", 3)
+    monkeypatch.setattr("vlmbatch.stages.collecting.overlay._MANY", 3)
     values = [failed(run, 0) | {"response": {"error": {"message": f"id {n}"}}} for n in range(9)]
     write_results(run, "a.jsonl", values)
     assert collect(run).summary["reasons"] == [{"status": "http_error", "reason": "(others)", "count": 1}]

@@ -18,8 +18,8 @@ from vlmbatch.errors import InputError, IntegrityError
 from vlmbatch.prices import Prices, read_last
 from vlmbatch.rundir import MANIFEST, RunDir
 from vlmbatch.stages.estimate import estimate, estimate_size
-from vlmbatch.stages.estimate_options import EstimateOptions, EstimateResult
-from vlmbatch.stages.workload import Frame, Limit, Ruler, read_frame, survey
+from vlmbatch.stages.estimating.options import EstimateOptions, EstimateResult
+from vlmbatch.stages.estimating.workload import Frame, Limit, Ruler, read_frame, survey
 
 if TYPE_CHECKING:
     from vlmbatch.records import Event

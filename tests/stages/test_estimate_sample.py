@@ -17,7 +17,7 @@ from vlmbatch.cli.estimate_text import show
 from vlmbatch.errors import InputError, IntegrityError
 from vlmbatch.prices import Prices
 from vlmbatch.stages.estimate import estimate
-from vlmbatch.stages.estimate_options import EstimateOptions, EstimateResult
+from vlmbatch.stages.estimating.options import EstimateOptions, EstimateResult
 
 if TYPE_CHECKING:
     from vlmbatch.rundir import RunDir

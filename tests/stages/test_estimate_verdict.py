@@ -12,11 +12,11 @@ from tests.stages.estimate_runs import PROMPT, Billed, Row, bill, make_run
 from vlmbatch import jsonl
 from vlmbatch.errors import InputError
 from vlmbatch.stages.estimate import estimate
-from vlmbatch.stages.estimate_options import EstimateOptions
+from vlmbatch.stages.estimating.options import EstimateOptions
 
 if TYPE_CHECKING:
     from vlmbatch.rundir import RunDir
-    from vlmbatch.stages.smoke import Check
+    from vlmbatch.stages.estimating.smoke import Check
 
 NOW = "2026-11-30T12:00:00Z"
 

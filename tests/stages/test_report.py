@@ -20,8 +20,8 @@ from tests.stages.made_runs import PROMPT, Made, make_run, picture, read_summary
 from vlmbatch import jsonl
 from vlmbatch.errors import IntegrityError
 from vlmbatch.records import Event, Status
-from vlmbatch.stages import inline, pages, survey
 from vlmbatch.stages.report import ReportOptions, write_report
+from vlmbatch.stages.reporting import inline, pages, survey
 
 if TYPE_CHECKING:
     from vlmbatch.rundir import RunDir

@@ -12,7 +12,7 @@ from tests.stages.batch_runs import CHAT, GEMINI, KINDS, Kind, ids, make, send
 from vlmbatch.rehearsal.faults import parse_faults
 from vlmbatch.rehearsal.server import serve
 from vlmbatch.stages.collect import collect
-from vlmbatch.stages.collect_options import CollectOptions
+from vlmbatch.stages.collecting.options import CollectOptions
 
 if TYPE_CHECKING:
     from vlmbatch.rundir import RunDir

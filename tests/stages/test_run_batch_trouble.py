@@ -21,7 +21,7 @@ from vlmbatch.rehearsal.jobs import Flaw
 from vlmbatch.rehearsal.server import Server, serve
 from vlmbatch.rundir import RunDir
 from vlmbatch.stages.build import build
-from vlmbatch.stages.plan import BuildOptions
+from vlmbatch.stages.building.plan import BuildOptions
 from vlmbatch.stages.run import RunOptions, RunResult
 from vlmbatch.stages.run import run as run_stage
 

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vlmbatch.stages import calibrate
-from vlmbatch.stages.calibrate import Point
+from vlmbatch.stages.estimating import calibrate
+from vlmbatch.stages.estimating.calibrate import Point
 
 RUNS = 1000
 HOLDS_IN = 0.93

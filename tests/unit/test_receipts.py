@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vlmbatch import tokens
-from vlmbatch.stages import receipts
-from vlmbatch.stages.receipts import Arrival, Bill
+from vlmbatch.stages.estimating import receipts
+from vlmbatch.stages.estimating.receipts import Arrival, Bill
 
 SIZES = (200, 765, 1105, 2300, 425, 630)
 

@@ -43,6 +43,15 @@ def test_id_index_knows_its_own_ids_alone(ids: dict[int, str], other: int, tail:
         assert index.position(foreign) == -1
 
 
+def test_id_index_takes_an_id_as_it_is_written_alone() -> None:
+    """The same numbers written otherwise are no id of the manifest: fewer or more zeros, capital digits."""
+    index = IdIndex("abc123")
+    index.add("abc123-000001-7c82785f")
+    assert index.position("abc123-000001-7c82785f") == 0
+    for other in ("abc123-1-7c82785f", "abc123-0000001-7c82785f", "abc123-000001-7C82785F"):
+        assert index.position(other) == -1
+
+
 @given(st.text("ab\\\"',:{}rowé\n ", max_size=30), st.text("ab\\\"',:{}row", max_size=30))
 def test_parse_entry_cuts_the_row_where_it_stands(path: str, cell: str) -> None:
     """Whatever a path or a cell holds, the row comes out byte for byte."""

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
     from vlmbatch.api.run import Judged, OnAttempt, OnEvent, Rejection
     from vlmbatch.records import Entry, Event, Record
+    from vlmbatch.stages.building.plan import BuildOptions
     from vlmbatch.stages.collect import CollectResult
-    from vlmbatch.stages.collect_options import CollectOptions
-    from vlmbatch.stages.estimate_options import EstimateOptions, EstimateResult
-    from vlmbatch.stages.plan import BuildOptions
-    from vlmbatch.stages.task import RunOptions, RunResult
+    from vlmbatch.stages.collecting.options import CollectOptions
+    from vlmbatch.stages.estimating.options import EstimateOptions, EstimateResult
+    from vlmbatch.stages.running.task import RunOptions, RunResult
 
 _T = TypeVar("_T")
 _AT_ONCE: Final = 256

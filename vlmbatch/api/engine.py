@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     from vlmbatch.api.run import OnEvent
     from vlmbatch.records import Record
-    from vlmbatch.stages.plan import BuildOptions
-    from vlmbatch.stages.task import RunOptions
+    from vlmbatch.stages.building.plan import BuildOptions
+    from vlmbatch.stages.running.task import RunOptions
 
 __all__ = [
     "BatchResult",

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from vlmbatch.providers.base import Provider
     from vlmbatch.records import Asked, Entry, Reading, Record, RunInfo, Verdict
     from vlmbatch.slurm import SlurmOptions, Submitted
+    from vlmbatch.stages.building.plan import BuildOptions
     from vlmbatch.stages.collect import CollectResult
-    from vlmbatch.stages.collect_options import CollectOptions
-    from vlmbatch.stages.estimate_options import EstimateOptions, EstimateResult
-    from vlmbatch.stages.plan import BuildOptions
-    from vlmbatch.stages.task import RunOptions, RunResult
+    from vlmbatch.stages.collecting.options import CollectOptions
+    from vlmbatch.stages.estimating.options import EstimateOptions, EstimateResult
+    from vlmbatch.stages.running.task import RunOptions, RunResult
     from vlmbatch.stop import Stop
 
     OnEvent = Callable[[Event], None]
@@ -101,7 +101,7 @@ class Run:
             RefusedError: The provider's file store did not take an image; no folder is left behind.
         """
         from vlmbatch.stages.build import build
-        from vlmbatch.stages.plan import provider_name
+        from vlmbatch.stages.building.plan import provider_name
 
         if key is None and options.carrier != "inline":
             key = keys.key_for_run(
@@ -162,7 +162,7 @@ class Run:
             IntegrityError: The folder or the sample is not what it should be.
         """
         from vlmbatch.stages.estimate import estimate
-        from vlmbatch.stages.estimate_options import EstimateOptions
+        from vlmbatch.stages.estimating.options import EstimateOptions
 
         now = now or datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         return estimate(self.folder, options or EstimateOptions(), now=now, on_event=on_event)
@@ -321,7 +321,7 @@ class Run:
             InputError: A results file is not there.
             IntegrityError: Frozen bytes differ, or results of another run were mixed in.
         """
-        from vlmbatch.stages.collect_options import CollectOptions
+        from vlmbatch.stages.collecting.options import CollectOptions
 
         with tempfile.TemporaryDirectory(prefix="vlmbatch-") as folder:
             path = os.path.join(folder, rundir.MERGED)

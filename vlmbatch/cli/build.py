@@ -196,7 +196,7 @@ def build(
     """  # noqa: D301  (\b holds the lines below apart)
     from vlmbatch.api.run import Run
     from vlmbatch.images import ImagePolicy
-    from vlmbatch.stages.plan import BuildOptions, parse_limits
+    from vlmbatch.stages.building.plan import BuildOptions, parse_limits
     from vlmbatch.stop import Stop, on_signals
 
     console = Console(quiet, verbose)

@@ -129,7 +129,7 @@ def collect(
       vlmbatch collect runs/r001 --gate --require 'refusal<=2%'
     """  # noqa: D301  (\b holds the lines below apart)
     from vlmbatch.api.run import Run
-    from vlmbatch.stages.collect_options import CollectOptions
+    from vlmbatch.stages.collecting.options import CollectOptions
 
     hand_over = HandOver(
         report=report,
@@ -198,7 +198,7 @@ def _data(result: CollectResult, told: Mapping[str, Mapping[str, Any]]) -> dict[
 
 
 def _explain(result: CollectResult, name: str, data: dict[str, Any], *, as_json: bool) -> None:
-    from vlmbatch.stages.explain import explain
+    from vlmbatch.stages.collecting.explain import explain
 
     value, query = explain(result.summary, name)
     told = {"name": name, "value": value, "what": query.words, "query": query.command}

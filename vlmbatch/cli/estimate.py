@@ -12,7 +12,7 @@ from vlmbatch.console import Console, Watch, out, safe
 from vlmbatch.errors import InputError
 
 if TYPE_CHECKING:
-    from vlmbatch.stages.estimate_options import EstimateOptions
+    from vlmbatch.stages.estimating.options import EstimateOptions
 
 _TOKENS = "Tokens"
 _SAMPLE = "A measured sample"
@@ -106,7 +106,7 @@ def estimate(
       vlmbatch estimate --size 1024x768 --model M --json
     """  # noqa: D301  (\b holds the lines below apart)
     from vlmbatch.prices import Prices, read_file
-    from vlmbatch.stages.estimate_options import EstimateOptions
+    from vlmbatch.stages.estimating.options import EstimateOptions
 
     typed = Prices.parse(
         {

@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from decimal import Decimal
 
-    from vlmbatch.stages.estimate_options import EstimateResult
-    from vlmbatch.stages.forecast import Calibration, Forecast
+    from vlmbatch.stages.estimating.forecast import Calibration, Forecast
+    from vlmbatch.stages.estimating.options import EstimateResult
 
 _SHOWN = 10
 

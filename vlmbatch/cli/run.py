@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from vlmbatch.api.run import Run
     from vlmbatch.records import Event, Status
     from vlmbatch.rundir import RunDir
-    from vlmbatch.stages.task import RunResult
+    from vlmbatch.stages.running.task import RunResult
 
 _WHERE = "Where to send"
 _WHICH = "Which rows"
@@ -160,7 +160,7 @@ def run(
     """  # noqa: D301  (\b holds the lines below apart)
     from vlmbatch.api.run import Run
     from vlmbatch.retry import Policy
-    from vlmbatch.stages.task import RunOptions
+    from vlmbatch.stages.running.task import RunOptions
     from vlmbatch.stop import Stop, on_signals
 
     console = Console(quiet, verbose)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from vlmbatch import InputError, Problem, jsonl
 from vlmbatch.jsonl import Appender
-from vlmbatch.stages.export import with_members
+from vlmbatch.stages.collecting.export import with_members
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

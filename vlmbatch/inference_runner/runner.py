@@ -17,7 +17,7 @@ from vlmbatch.errors import Exit
 from vlmbatch.inference_runner.rows import Output, key_of, read_rows
 from vlmbatch.records import MODEL_ANSWERS
 from vlmbatch.serve import is_healthy
-from vlmbatch.stages.export import row_answer
+from vlmbatch.stages.collecting.export import row_answer
 from vlmbatch.stop import on_signals
 
 if TYPE_CHECKING:

@@ -6,6 +6,7 @@ from array import array
 from typing import TYPE_CHECKING
 
 from vlmbatch.errors import IntegrityError
+from vlmbatch.records import INDEX_DIGITS
 from vlmbatch.rundir.manifest import ID_KEY, parse_entry
 from vlmbatch.rundir.names import MANIFEST
 
@@ -94,5 +95,7 @@ class IdIndex:
             return -1
         index, tail = self._split(custom_id)
         if index < 0 or index >= len(self._position) or self._tail[index] != tail:
+            return -1
+        if custom_id != f"{self._head}{index:0{INDEX_DIGITS}d}-{tail:08x}":  # the same number written otherwise
             return -1
         return self._position[index]

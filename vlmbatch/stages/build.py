@@ -21,8 +21,8 @@ from vlmbatch.inputs.base import Item, Rejected
 from vlmbatch.providers.base import ImagePart
 from vlmbatch.records import Event, ImageFacts, ImageRecord
 from vlmbatch.rundir import Draft, RunDir
-from vlmbatch.stages.plan import BuildOptions, Plan, plan
-from vlmbatch.stages.press import Made, Press
+from vlmbatch.stages.building.plan import BuildOptions, Plan, plan
+from vlmbatch.stages.building.press import Made, Press
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -15,23 +15,23 @@ from vlmbatch import attempts, classify, jsonl, providers, rundir
 from vlmbatch.attempts import Job, Journal
 from vlmbatch.errors import InputError, IntegrityError, Problem
 from vlmbatch.rundir import RunDir
-from vlmbatch.stages import gate, outputs
-from vlmbatch.stages.collect_options import CollectOptions
-from vlmbatch.stages.compare import Side, compare
-from vlmbatch.stages.merge import Merge
-from vlmbatch.stages.overlay import Ledger
-from vlmbatch.stages.reviews import load_reviews
-from vlmbatch.stages.spool import Spool
-from vlmbatch.stages.summary import Sources, summarise
-from vlmbatch.stages.targets import check_targets, choose_files
+from vlmbatch.stages.collecting import gate, outputs
+from vlmbatch.stages.collecting.compare import Side, compare
+from vlmbatch.stages.collecting.merge import Merge
+from vlmbatch.stages.collecting.options import CollectOptions
+from vlmbatch.stages.collecting.overlay import Ledger
+from vlmbatch.stages.collecting.reviews import load_reviews
+from vlmbatch.stages.collecting.spool import Spool
+from vlmbatch.stages.collecting.summary import Sources, summarise
+from vlmbatch.stages.collecting.targets import check_targets, choose_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from vlmbatch.providers.base import Provider
     from vlmbatch.records import Asked, Event, Review
-    from vlmbatch.stages.gate import Check
-    from vlmbatch.stages.merge import FileFacts, Read
+    from vlmbatch.stages.collecting.gate import Check
+    from vlmbatch.stages.collecting.merge import FileFacts, Read
 
     OnEvent = Callable[[Event], None]
 

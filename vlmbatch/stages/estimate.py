@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from vlmbatch import attempts, jsonl, providers, rundir, tokens
 from vlmbatch.errors import CheckFailed, InputError, Problem
-from vlmbatch.stages import forecast, receipts, sample, smoke, workload
-from vlmbatch.stages.estimate_options import EstimateOptions, EstimateResult, check_options
-from vlmbatch.stages.estimate_record import make_record, scheme_record
-from vlmbatch.stages.receipts import Arrival, Bill
+from vlmbatch.stages.estimating import forecast, receipts, sample, smoke, workload
+from vlmbatch.stages.estimating.options import EstimateOptions, EstimateResult, check_options
+from vlmbatch.stages.estimating.receipts import Arrival, Bill
+from vlmbatch.stages.estimating.record import make_record, scheme_record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from vlmbatch.providers.base import Provider
     from vlmbatch.records import Event
     from vlmbatch.rundir import RunDir
-    from vlmbatch.stages.forecast import Forecast
-    from vlmbatch.stages.receipts import Receipts
-    from vlmbatch.stages.sample import Sample
-    from vlmbatch.stages.smoke import Check
-    from vlmbatch.stages.workload import Limit, Row, Workload
+    from vlmbatch.stages.estimating.forecast import Forecast
+    from vlmbatch.stages.estimating.receipts import Receipts
+    from vlmbatch.stages.estimating.sample import Sample
+    from vlmbatch.stages.estimating.smoke import Check
+    from vlmbatch.stages.estimating.workload import Limit, Row, Workload
 
 BATCH_FROM = 1000
 """From so many images on the batch channel is the usual choice."""

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 from vlmbatch import jsonl
 from vlmbatch.records import Event, Status
 from vlmbatch.rundir import REPORT
-from vlmbatch.stages import pages
-from vlmbatch.stages.survey import Survey, seconds, survey
+from vlmbatch.stages.reporting import pages
+from vlmbatch.stages.reporting.survey import Survey, seconds, survey
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

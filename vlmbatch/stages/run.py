@@ -20,7 +20,7 @@ from vlmbatch import jsonl, providers, resume
 from vlmbatch.errors import InputError
 from vlmbatch.records import Event, Status
 from vlmbatch.rundir import REHEARSAL_PREFIX, LineReader
-from vlmbatch.stages.task import RunOptions, RunResult, Task, belongs_to_run, look_up
+from vlmbatch.stages.running.task import RunOptions, RunResult, Task, belongs_to_run, look_up
 from vlmbatch.stop import Stop
 
 if TYPE_CHECKING:
@@ -73,13 +73,13 @@ def run(
 
 
 def _send_realtime(task: Task, name: str | None, key: str | None) -> RunResult:
-    from vlmbatch.stages.sending import send
+    from vlmbatch.stages.running.sending import send
 
     return send(task, name, key)
 
 
 def _send_batches(task: Task, _name: str | None, key: str | None) -> RunResult:
-    from vlmbatch.stages.batching import send
+    from vlmbatch.stages.running.batching import send
 
     return send(task, key, task.options.batch)
 

@@ -54,7 +54,7 @@ from vlmbatch.stages.archive.base import (
     write_pieces,
 )
 from vlmbatch.stages.archive.commitments import Blinds
-from vlmbatch.stages.inline import iter_images
+from vlmbatch.stages.reporting.inline import iter_images
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping

@@ -11,7 +11,7 @@ from vlmbatch.records import Review
 
 if TYPE_CHECKING:
     from vlmbatch.rundir import RunDir
-    from vlmbatch.stages.overlay import Ledger
+    from vlmbatch.stages.collecting.overlay import Ledger
 
 _VERDICTS: Final = ("accept", "reject")
 

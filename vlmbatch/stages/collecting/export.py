@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from typing import BinaryIO
 
     from vlmbatch.rundir import RunDir
-    from vlmbatch.stages.splice import Line
+    from vlmbatch.stages.collecting.splice import Line
 
 OURS: Final = {
     "status": "str",

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from vlmbatch import jsonl, rundir
 from vlmbatch.records import Event
-from vlmbatch.stages.dataset import CARD, DATA_FILE, ParquetSink, building, card
-from vlmbatch.stages.export import CsvSink, RowsSink, row_columns
-from vlmbatch.stages.overlay import read_head
-from vlmbatch.stages.summary import is_at_cap, is_worth_sending
-from vlmbatch.stages.targets import summary_path
+from vlmbatch.stages.collecting.dataset import CARD, DATA_FILE, ParquetSink, building, card
+from vlmbatch.stages.collecting.export import CsvSink, RowsSink, row_columns
+from vlmbatch.stages.collecting.overlay import read_head
+from vlmbatch.stages.collecting.summary import is_at_cap, is_worth_sending
+from vlmbatch.stages.collecting.targets import summary_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
     from vlmbatch.records import Review
     from vlmbatch.rundir import RunDir
-    from vlmbatch.stages.collect_options import CollectOptions
-    from vlmbatch.stages.compare import Side
-    from vlmbatch.stages.export import Column, Sink
-    from vlmbatch.stages.splice import Line
+    from vlmbatch.stages.collecting.compare import Side
+    from vlmbatch.stages.collecting.export import Column, Sink
+    from vlmbatch.stages.collecting.options import CollectOptions
+    from vlmbatch.stages.collecting.splice import Line
 
 _BLOCK_LINES: Final = 256
 _EVENT_RECORDS: Final = 10_000

@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any
 
 from vlmbatch import jsonl
 from vlmbatch.records import Status
-from vlmbatch.stages.merge import is_filled
-from vlmbatch.stages.splice import iter_records
-from vlmbatch.stages.summary import AT_CAP
+from vlmbatch.stages.collecting.merge import is_filled
+from vlmbatch.stages.collecting.splice import iter_records
+from vlmbatch.stages.collecting.summary import AT_CAP
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from vlmbatch.records import Entry, Review
     from vlmbatch.rundir import RunDir
-    from vlmbatch.stages.merge import Read
-    from vlmbatch.stages.splice import Line
-    from vlmbatch.stages.spool import Spool
+    from vlmbatch.stages.collecting.merge import Read
+    from vlmbatch.stages.collecting.splice import Line
+    from vlmbatch.stages.collecting.spool import Spool
 
 _FAILED = (Status.HTTP_ERROR, Status.NETWORK_ERROR, Status.MISSING)
 _DIGEST_BYTES = 16

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 from vlmbatch import __version__
 from vlmbatch.records import ESTIMATE_SCHEMA
-from vlmbatch.stages.receipts import Arrival
-from vlmbatch.stages.workload import BYTES_PER_TEXT_TOKEN
+from vlmbatch.stages.estimating.receipts import Arrival
+from vlmbatch.stages.estimating.workload import BYTES_PER_TEXT_TOKEN
 
 if TYPE_CHECKING:
     from vlmbatch import tokens
-    from vlmbatch.stages.estimate_options import EstimateOptions, EstimateResult
-    from vlmbatch.stages.forecast import Forecast, Span, Usd
-    from vlmbatch.stages.receipts import Receipts
+    from vlmbatch.stages.estimating.forecast import Forecast, Span, Usd
+    from vlmbatch.stages.estimating.options import EstimateOptions, EstimateResult
+    from vlmbatch.stages.estimating.receipts import Receipts
 
 TEXT_RULE = f"UTF-8 bytes / {BYTES_PER_TEXT_TOKEN}"
 

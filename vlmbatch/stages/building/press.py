@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from vlmbatch.providers.base import Provider
     from vlmbatch.records import ImageFacts, ImageRecord
     from vlmbatch.rundir import Draft
-    from vlmbatch.stages.plan import Plan
+    from vlmbatch.stages.building.plan import Plan
 
 _SHOWN_PROBLEMS = 1000
 """Bad inputs kept for the message; all are counted."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from vlmbatch.providers.base import Provider
     from vlmbatch.records import Asked, FileRef, Reading, Usage, Verdict
     from vlmbatch.rundir import RunDir
-    from vlmbatch.stages.workload import Row
+    from vlmbatch.stages.estimating.workload import Row
 
 _DIGEST_BYTES = 16
 _REFUSALS = range(400, 500)

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
     from vlmbatch.errors import CheckFailed
     from vlmbatch.rundir import RunDir
-    from vlmbatch.stages.forecast import Forecast
-    from vlmbatch.stages.receipts import Receipts
-    from vlmbatch.stages.sample import Sample
-    from vlmbatch.stages.smoke import Check
-    from vlmbatch.stages.workload import Limit, Workload
+    from vlmbatch.stages.estimating.forecast import Forecast
+    from vlmbatch.stages.estimating.receipts import Receipts
+    from vlmbatch.stages.estimating.sample import Sample
+    from vlmbatch.stages.estimating.smoke import Check
+    from vlmbatch.stages.estimating.workload import Limit, Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

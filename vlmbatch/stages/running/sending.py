@@ -18,7 +18,7 @@ from vlmbatch.realtime.errand import Errand
 from vlmbatch.realtime.sender import Sender
 from vlmbatch.realtime.writer import ResultsWriter
 from vlmbatch.rundir import REHEARSAL_PREFIX, RESULTS, LineReader
-from vlmbatch.stages.task import last_rates
+from vlmbatch.stages.running.task import last_rates
 from vlmbatch.transport import LIBRARIES, Transport, check_base_url
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from decimal import Decimal
 
     from vlmbatch.serve import Serve
-    from vlmbatch.stages.task import RunOptions, RunResult, Task
+    from vlmbatch.stages.running.task import RunOptions, RunResult, Task
 
 T = TypeVar("T")
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from vlmbatch import jsonl, rundir
 from vlmbatch.errors import InputError
 from vlmbatch.records import MODEL_ANSWERS, Status
-from vlmbatch.stages.overlay import CHANNELS, OTHERS, TOKENS
-from vlmbatch.stages.summary import AT_CAP, CAP_SHARE
+from vlmbatch.stages.collecting.overlay import CHANNELS, OTHERS, TOKENS
+from vlmbatch.stages.collecting.summary import AT_CAP, CAP_SHARE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
     from vlmbatch.records import Review
     from vlmbatch.rundir import RunDir
-    from vlmbatch.stages.merge import Read
-    from vlmbatch.stages.spool import Spool
+    from vlmbatch.stages.collecting.merge import Read
+    from vlmbatch.stages.collecting.spool import Spool
 
 _ID_START = b'{"custom_id":"'
 _IMAGES_KEY = b',"images":'

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from vlmbatch import jsonl, rundir
 from vlmbatch.errors import InputError
 from vlmbatch.records import MODEL_ANSWERS, Status
-from vlmbatch.stages.receipts import Arrival
-from vlmbatch.stages.sample import digest
+from vlmbatch.stages.estimating.receipts import Arrival
+from vlmbatch.stages.estimating.sample import digest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from vlmbatch.records import ImageRecord
-    from vlmbatch.stages.receipts import Receipts
-    from vlmbatch.stages.sample import Measured
-    from vlmbatch.stages.workload import Row
+    from vlmbatch.stages.estimating.receipts import Receipts
+    from vlmbatch.stages.estimating.sample import Measured
+    from vlmbatch.stages.estimating.workload import Row
 
 Answer = Literal["pass", "fail", "cannot tell"]
 

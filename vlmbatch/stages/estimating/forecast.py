@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from decimal import ROUND_HALF_EVEN, Decimal
 from typing import TYPE_CHECKING, NamedTuple
 
-from vlmbatch.stages import calibrate
-from vlmbatch.stages.calibrate import FEW, Point
+from vlmbatch.stages.estimating import calibrate
+from vlmbatch.stages.estimating.calibrate import FEW, Point
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from vlmbatch import tokens
     from vlmbatch.prices import Prices, Rates
     from vlmbatch.records import Channel
-    from vlmbatch.stages.sample import Measured, Sample
-    from vlmbatch.stages.workload import Row, Workload
+    from vlmbatch.stages.estimating.sample import Measured, Sample
+    from vlmbatch.stages.estimating.workload import Row, Workload
 
 APART = 0.25
 """From this difference on, formula and measured input are said to disagree."""

@@ -12,8 +12,8 @@ from vlmbatch import attempts, journal, resume, rundir, tokens
 from vlmbatch.batch.channel import send_batches
 from vlmbatch.errors import InputError
 from vlmbatch.records import MODEL_ANSWERS, Status
-from vlmbatch.stages import workload
-from vlmbatch.stages.sending import addresses, in_loop, need_key
+from vlmbatch.stages.estimating import workload
+from vlmbatch.stages.running.sending import addresses, in_loop, need_key
 from vlmbatch.transport import without_query
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from vlmbatch.batch.base import BatchOptions, BatchResult
     from vlmbatch.records import Entry
     from vlmbatch.rundir import IdIndex, RunDir
-    from vlmbatch.stages.task import RunResult, Task
+    from vlmbatch.stages.running.task import RunResult, Task
 
 _REHEARSAL_POLL_S = 0.2
 """A rehearsal's jobs end after some looks, not after hours."""

@@ -12,15 +12,15 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from vlmbatch.errors import InputError
-from vlmbatch.stages.export import FIRST, IMAGES, OURS, cell, members, our_cells
+from vlmbatch.stages.collecting.export import FIRST, IMAGES, OURS, cell, members, our_cells
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from typing import BinaryIO
 
     from vlmbatch.rundir import RunDir
-    from vlmbatch.stages.export import Column
-    from vlmbatch.stages.splice import Line
+    from vlmbatch.stages.collecting.export import Column
+    from vlmbatch.stages.collecting.splice import Line
 
 DATA_FILE: Final = "data/records.parquet"
 CARD: Final = "README.md"

@@ -1,7 +1,7 @@
 """Results in: one pass over the results files, in pieces, in which every attempt is read and judged once.
 
-Its numbers go into the :class:`~vlmbatch.stages.overlay.Overlay`; what the record will say of it goes to the spool as
-finished JSON, so that the second pass, over the manifest, only splices bytes (splice.py).
+Its numbers go into the overlay; what the record will say of it goes to the spool as finished JSON, so that the second
+pass, over the manifest, only splices bytes (splice.py).
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from vlmbatch import attempts, jsonl
 from vlmbatch.attempts import Outcome, Reader, relative_name
 from vlmbatch.errors import IntegrityError, Problem
 from vlmbatch.records import MODEL_ANSWERS, ErrorInfo, Event, Reading, Status, Verdict
-from vlmbatch.stages import forked
-from vlmbatch.stages.overlay import IMAGE_SEEN, IMAGE_UNSEEN, RETRY, Ledger, Overlay, Part
-from vlmbatch.stages.splice import half_record
+from vlmbatch.stages.collecting import forked
+from vlmbatch.stages.collecting.overlay import IMAGE_SEEN, IMAGE_UNSEEN, RETRY, Ledger, Overlay, Part
+from vlmbatch.stages.collecting.splice import half_record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from vlmbatch.providers.base import Provider
     from vlmbatch.records import Asked
     from vlmbatch.rundir import RunDir
-    from vlmbatch.stages.spool import Spool, SpoolPart
+    from vlmbatch.stages.collecting.spool import Spool, SpoolPart
 
 _NAMED_STRANGERS = 5
 _PIECE_BYTES = 1 << 24
@@ -194,7 +194,7 @@ class Merge:
     def _kind(
         self, number: int, outcome: Outcome, reading: Reading, verdict: Verdict, wanted: Asked
     ) -> tuple[Any, ...]:
-        """Return the fields of the attempt's :class:`~vlmbatch.stages.overlay.Kind`."""
+        """Return the fields of the attempt's :class:`~vlmbatch.stages.collecting.overlay.Kind`."""
         status, usage = verdict.status, reading.usage
         is_plain = status is Status.OK and usage["output_tokens"] is not None and len(outcome.tries) < _SEVERAL
         return (

@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from vlmbatch import tokens
 from vlmbatch.errors import InputError
 from vlmbatch.records import MODEL_ANSWERS, Status
-from vlmbatch.stages.overlay import IMAGE_SEEN, IMAGE_UNSEEN
-from vlmbatch.stages.summary import AT_CAP
+from vlmbatch.stages.collecting.overlay import IMAGE_SEEN, IMAGE_UNSEEN
+from vlmbatch.stages.collecting.summary import AT_CAP
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from vlmbatch.records import ImageRecord
     from vlmbatch.rundir import RunDir
-    from vlmbatch.stages.merge import Read
+    from vlmbatch.stages.collecting.merge import Read
 
 FIELD: Final = "field:"
 """Before the path of a JSON field in a condition's name."""

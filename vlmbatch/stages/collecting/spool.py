@@ -7,7 +7,7 @@ import tempfile
 from typing import IO, TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from vlmbatch.stages.overlay import Overlay
+    from vlmbatch.stages.collecting.overlay import Overlay
 
 _SPOOL_BUFFER = 1 << 20
 _PART_BITS = 40

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 from vlmbatch import __version__, jsonl, prices, rundir
 from vlmbatch.records import ESTIMATE_SCHEMA, MODEL_ANSWERS, SUMMARY_SCHEMA, Status
-from vlmbatch.stages.overlay import CHANNELS, RETRY
+from vlmbatch.stages.collecting.overlay import CHANNELS, RETRY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from vlmbatch.records import Asked, Channel, Review
     from vlmbatch.rundir import RunDir
-    from vlmbatch.stages.merge import Read
-    from vlmbatch.stages.overlay import Kind, Overlay
+    from vlmbatch.stages.collecting.merge import Read
+    from vlmbatch.stages.collecting.overlay import Kind, Overlay
 
     Counts = Sequence[tuple[Kind, int]]
 

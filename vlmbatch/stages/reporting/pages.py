@@ -18,15 +18,15 @@ from vlmbatch import jsonl
 from vlmbatch.errors import IntegrityError
 from vlmbatch.records import Event
 from vlmbatch.rundir import MANIFEST, REDACTED, LineReader, parse_entry
-from vlmbatch.stages.inline import iter_images, read_prompt, sent_sha256
-from vlmbatch.stages.survey import UNKNOWN
+from vlmbatch.stages.reporting.inline import iter_images, read_prompt, sent_sha256
+from vlmbatch.stages.reporting.survey import UNKNOWN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from vlmbatch.records import Entry, ImageRecord
     from vlmbatch.rundir import RunDir
-    from vlmbatch.stages.survey import Survey
+    from vlmbatch.stages.reporting.survey import Survey
 
 ROWS_A_BLOCK = 100
 THUMBS_A_BLOCK = 50
