@@ -321,7 +321,7 @@ def test_base64_of_something_else_is_no_image() -> None:
 
 def test_template_holds_no_address_and_no_unsafe_call() -> None:
     """The template's script has none of the calls that parse text as markup or code, and asks nobody."""
-    source = Path(pages.__file__).parents[1].joinpath("data/report.html").read_text(encoding="utf-8")
+    source = Path(pages.__file__).parents[2].joinpath("data/report.html").read_text(encoding="utf-8")
     unsafe = (
         r"innerHTML|outerHTML|insertAdjacent|document\.write|\beval\(|new Function|fetch\(|XMLHttp|WebSocket|import\("
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections import Counter
@@ -251,10 +252,11 @@ def test_endpoint_that_is_down_at_the_start_is_left_out_with_a_warning(tmp_path:
     """The run goes on with those that answer."""
     run_dir = make_run(tmp_path / "run", 20)
     events: list[Event] = []
-    with faulty({}) as gone:
-        pass
-    with faulty() as server:
-        result = send(run_dir, gone, server, on_event=events.append, concurrency=2)
+    # A port that is taken and that nothing listens on: free ones are given out again at once.
+    with socket.socket() as taken, faulty() as server:
+        taken.bind(("127.0.0.1", 0))
+        base_urls = (f"http://127.0.0.1:{taken.getsockname()[1]}/v1", server.base_url)
+        result = send(run_dir, base_urls=base_urls, on_event=events.append, concurrency=2)
     assert result.problem() is None
     said = [event.message for event in events if event.kind == "warning"]
     warnings = [message for message in said if "does not answer" in message]
