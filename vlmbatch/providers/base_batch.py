@@ -7,6 +7,7 @@ Facts and their sources: references/providers.md, the sections on batch.
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Generator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -167,7 +168,7 @@ def multipart(
 
 
 @dataclass(frozen=True, slots=True)
-class BatchApi:
+class BatchApi(ABC):
     """One provider's batch API.
 
     Attributes:
@@ -192,9 +193,9 @@ class BatchApi:
             path = f"{named.path}?{named.query}" if named.query else named.path
         return self.provider.endpoint(path, base_url)
 
-    def upload(self, tag: Tag, lines: memoryview) -> Steps[Upload]:
-        """Describe how the lines are uploaded."""
-        raise NotImplementedError
+    def upload(self, tag: Tag, lines: memoryview) -> Steps[Upload]:  # noqa: ARG002  (the interface)
+        """Describe how the lines are uploaded; called only where ``has_upload`` holds."""
+        raise AssertionError("unreachable")
 
     def store_image(self, sha256: str, media_type: str, data: memoryview) -> Steps[Upload]:  # noqa: ARG002
         """Describe how one image is put into the provider's file store; the id is what a body names it by.
@@ -207,6 +208,7 @@ class BatchApi:
             hint="leave --carrier away: the images go inline",
         )
 
+    @abstractmethod
     def create(self, tag: Tag, shard: str, file_id: str, lines: memoryview) -> Call:
         """Describe how a job is made of an uploaded file, or of the lines where there is no upload.
 
@@ -216,27 +218,26 @@ class BatchApi:
             file_id: The uploaded file.
             lines: The frozen lines, each with its newline.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def look(self, batch_id: str) -> Call:
         """Describe how to ask for a job."""
-        raise NotImplementedError
 
+    @abstractmethod
     def read(self, body: Any) -> Batch:
         """Read a job as create and look answer with it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def list(self, after: str) -> Call:
         """Describe how to ask for a page of jobs, newest first."""
-        raise NotImplementedError
 
+    @abstractmethod
     def read_page(self, body: Any) -> Page:
         """Read such a page."""
-        raise NotImplementedError
 
+    @abstractmethod
     def cancel(self, batch_id: str) -> Call:
         """Describe how to end a job."""
-        raise NotImplementedError
 
     def list_files(self, after: str) -> Call | None:  # noqa: ARG002  (the interface)
         """Describe how to ask for the names of uploaded files, None where jobs are not known by their files."""
