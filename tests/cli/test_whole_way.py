@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -12,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.doors import Called, call
+from tests.pictures import png
 from vlmbatch.rehearsal.faults import Faults
 from vlmbatch.rehearsal.samples import draw
 from vlmbatch.rehearsal.server import Server, serve
@@ -124,6 +127,24 @@ def test_key_is_written_and_printed_nowhere(run: Path) -> None:
     assert CANARY not in printed
 
 
+def test_odd_names_survive_to_the_records(tmp_path: Path) -> None:
+    """Names with spaces, newlines, quotes, leading dashes, emoji and bytes that are no text come back as they were."""
+    folder = tmp_path / "in"
+    folder.mkdir()
+    names = [b"a b.png", b"new\nline.png", b"quote'\".png", b"--out.png", "\U0001f408.png".encode(), b"\xff\xfe.png"]
+    names += ["e\u0301.png".encode(), "\u00e9.png".encode()]
+    for number, name in enumerate(names):
+        with open(os.path.join(os.fsencode(folder), name), "wb") as file:
+            file.write(png(30 + number, 40))
+    assert call("build", folder, "--out", tmp_path / "run", "--model", "m", "--prompt", "p").status == 0
+    assert call("run", tmp_path / "run", "--rehearsal").status == 0
+    done = call("collect", tmp_path / "run", "--rehearsal", "--write", tmp_path / "run/merged.jsonl")
+    assert done.status == 0, done.err
+    images = [json.loads(line)["images"][0] for line in (tmp_path / "run/merged.jsonl").read_bytes().splitlines()]
+    found = [base64.b64decode(i["path_bytes"]) if "path_bytes" in i else i["path"].encode() for i in images]
+    assert found == sorted(names)
+
+
 def test_same_command_again_pays_for_nothing(run: Path) -> None:
     """A smoke, the rest, and both again: each row is sent once."""
     with serve() as server:
@@ -164,8 +185,6 @@ def test_wrong_words_are_status_two_without_traceback(words: list[str]) -> None:
 
 def test_broken_pipe_ends_quietly(run: Path) -> None:
     """When the reader of our output leaves, we leave too: status 141 and no noise."""
-    import os
-
     reader, writer = os.pipe()
     os.close(reader)
     done = subprocess.run(

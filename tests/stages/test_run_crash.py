@@ -121,7 +121,10 @@ def test_full_disk_stops_the_run_and_loses_little(tmp_path: Path) -> None:
 
 
 def test_memory_grows_with_what_is_in_flight_and_not_with_the_rows(tmp_path: Path, victim: Send) -> None:
-    """load-memory: more than twice the rows take the same memory, and no more than the rows in flight explain."""
+    """load-memory: more than twice the rows take the same memory, and no more than the rows in flight explain.
+
+    The bounds leave room for how an allocator keeps megabytes; bodies that stay behind would weigh 120 MB more.
+    """
     peaks = []
     for rows in (80, 200):
         run_dir = make_run(tmp_path / f"run-{rows}", rows, body_bytes=1_000_000)
@@ -129,8 +132,8 @@ def test_memory_grows_with_what_is_in_flight_and_not_with_the_rows(tmp_path: Pat
             ended = victim(run_dir, server.base_url, concurrency=AT_ONCE)
         assert ended["status"] == 0
         peaks.append(ended["rss_mb"])
-    assert peaks[1] - peaks[0] < 12
-    assert peaks[1] < 80 + 2 * AT_ONCE
+    assert peaks[1] - peaks[0] < 40
+    assert peaks[1] < 100 + 2 * AT_ONCE
 
 
 def test_memory_per_row_that_is_already_done_is_small(tmp_path: Path, victim: Send) -> None:
