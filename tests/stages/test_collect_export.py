@@ -21,7 +21,7 @@ from vlmbatch.stages.collecting.export import IMAGES, OURS, join_kinds, kind_of,
 if TYPE_CHECKING:
     from vlmbatch.rundir import RunDir
 
-ROW_KEYS = {"model", "raw_response", "parsed_answer", "error"}
+ROW_KEYS = {"model", "raw_response", "parsed_answer", "error", "status"}
 
 
 def _collect(run: RunDir, **options: Any) -> Any:
@@ -90,8 +90,8 @@ def test_kinds_are_joined_without_loss(one: str, other: str, is_exact: bool, joi
 # --- rows ----------------------------------------------------------------------------------------------------
 
 
-def test_rows_hold_every_field_and_four_of_ours(tmp_path: Path) -> None:
-    """The input's bytes stand first, untouched; then model, raw_response, parsed_answer and error."""
+def test_rows_hold_every_field_and_five_of_ours(tmp_path: Path) -> None:
+    """The input's bytes stand first, untouched; then model, raw_response, parsed_answer, error and status."""
     rows = [b'{"id":1.50,"q":"a"}', b'{ "id" : 2 }', b"{}", b'{"id":4}']
     run = make_run(tmp_path / "run", rows)
     write_results(run, "a.jsonl", [attempt(run, 0, completion("yes")), attempt(run, 1, completion("")), failed(run, 2)])
@@ -101,6 +101,7 @@ def test_rows_hold_every_field_and_four_of_ours(tmp_path: Path) -> None:
     assert lines[0].startswith(b'{"id":1.50,"q":"a","model":"test-vlm-1","raw_response":"yes","parsed_answer":"yes"')
     told = [jsonl.loads(line) for line in lines]
     assert [set(one) - {"id", "q"} for one in told] == [ROW_KEYS] * 4
+    assert [one["status"] for one in told] == ["ok", "empty", "http_error", "missing"]
     assert told[0]["error"] is None
     assert told[1]["error"].startswith("empty")
     assert told[2]["error"].startswith("http_error: HTTP 500")

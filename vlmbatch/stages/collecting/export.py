@@ -45,7 +45,6 @@ OURS: Final = {
 FIRST: Final = ("custom_id",)
 IMAGES: Final = ("image_path", "image_sha256")
 _RESERVED: Final = frozenset({*OURS, *FIRST, *IMAGES})
-ROW_KEYS: Final = ("model", "raw_response", "parsed_answer", "error", "rehearsal")
 _INT64: Final = 1 << 63
 _EXACT_FLOAT: Final = 1 << 53
 _FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
@@ -247,10 +246,11 @@ def _one_or_list(values: Sequence[str]) -> str:
 
 
 class RowsSink:
-    """JSON lines: every input row with all its fields as they were, and four fields of ours behind them.
+    """JSON lines: every input row with all its fields as they were, and five fields of ours behind them.
 
-    These are ``model``, ``raw_response``, ``parsed_answer`` and ``error`` (null on success). Several outputs of one row
-    are joined into one line: then each of the four is an object by output name (``error`` holds those that failed).
+    These are ``model``, ``raw_response``, ``parsed_answer``, ``error`` (null on success) and ``status``. Several
+    outputs of one row are joined into one line: then each is an object by output name (``error`` holds those that
+    failed).
     Where the run has an output schema, the line is what that says, and ``error``. A field of the input that has one of
     our names is kept under ``input_NAME``.
     """
@@ -266,7 +266,8 @@ class RowsSink:
     def put(self, line: Line, record: dict[str, Any]) -> None:
         """Take one record; a row is written once the record of another row comes."""
         if not self._is_joined:
-            self._write(line.row, row_answer(record), is_rehearsal=record["rehearsal"])
+            answer = {**row_answer(record), "status": record["status"]}
+            self._write(line.row, answer, is_rehearsal=record["rehearsal"])
             return
         place = jsonl.loads(b"{%b}" % line.place)
         held = [other["output"] for other, _ in self._held]
@@ -290,6 +291,7 @@ class RowsSink:
         joined: dict[str, Any] = {key: {name: answer[key] for name, answer in answers.items()} for key in plain}
         errors = {name: answer["error"] for name, answer in answers.items() if answer["error"] is not None}
         joined["error"] = errors or None
+        joined["status"] = {name: record["status"] for name, record in records.items()}
         if self._schema is None:
             self._write(self._row, joined, is_rehearsal=is_rehearsal)
             return
@@ -324,14 +326,14 @@ def with_members(row: bytes, more: Mapping[str, Any]) -> bytes:
     with its own raw value.
     """
     tail = jsonl.dumps(more)[1:]
-    if b"\\" not in row and not any(jsonl.dumps(name) in row for name in ROW_KEYS):
+    if b"\\" not in row and not any(jsonl.dumps(name) in row for name in more):
         head = row.rstrip()[:-1].rstrip()
         return head + (b"," if not head.endswith(b"{") else b"") + tail
     own = list(members(row))
-    taken = {key for key, _ in own if key not in ROW_KEYS} | set(ROW_KEYS)
+    taken = {key for key, _ in own if key not in more} | set(more)
     parts = []
     for key, raw in own:
-        name = free_name(key, taken) if key in ROW_KEYS else key
+        name = free_name(key, taken) if key in more else key
         taken.add(name)
         parts.append(jsonl.dumps(name) + b":" + raw.encode("utf-8", "surrogatepass"))
     return b"{" + b",".join([*parts, tail])
