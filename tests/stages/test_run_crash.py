@@ -37,7 +37,8 @@ def victim() -> Iterator[Send]:
         stdout=subprocess.PIPE,
         text=True,
         cwd=Path(__file__).parents[2],
-        env={"PYTHONPATH": str(Path(__file__).parents[2])},
+        # One arena: else glibc keeps freed megabytes once for each thread, and the peak tells of it and not of us.
+        env={"PYTHONPATH": str(Path(__file__).parents[2]), "MALLOC_ARENA_MAX": "1"},
     ) as process:
 
         def send(
@@ -123,17 +124,20 @@ def test_full_disk_stops_the_run_and_loses_little(tmp_path: Path) -> None:
 def test_memory_grows_with_what_is_in_flight_and_not_with_the_rows(tmp_path: Path, victim: Send) -> None:
     """load-memory: more than twice the rows take the same memory, and no more than the rows in flight explain.
 
-    The bounds leave room for how an allocator keeps megabytes; bodies that stay behind would weigh 120 MB more.
+    The smallest of three peaks is what the run needs; a longer run only has more chances of a larger one.
     """
-    peaks = []
+    peaks: dict[int, float] = {}
     for rows in (80, 200):
-        run_dir = make_run(tmp_path / f"run-{rows}", rows, body_bytes=1_000_000)
-        with faulty({"steps": [{"delay_s": 0.02, "body": "ok"}]}) as server:
-            ended = victim(run_dir, server.base_url, concurrency=AT_ONCE)
-        assert ended["status"] == 0
-        peaks.append(ended["rss_mb"])
-    assert peaks[1] - peaks[0] < 40
-    assert peaks[1] < 100 + 2 * AT_ONCE
+        seen = []
+        for number in range(3):
+            run_dir = make_run(tmp_path / f"run-{rows}-{number}", rows, body_bytes=1_000_000)
+            with faulty({"steps": [{"delay_s": 0.02, "body": "ok"}]}) as server:
+                ended = victim(run_dir, server.base_url, concurrency=AT_ONCE)
+            assert ended["status"] == 0
+            seen.append(ended["rss_mb"])
+        peaks[rows] = min(seen)
+    assert peaks[200] - peaks[80] < 12
+    assert peaks[200] < 80 + 2 * AT_ONCE
 
 
 def test_memory_per_row_that_is_already_done_is_small(tmp_path: Path, victim: Send) -> None:
