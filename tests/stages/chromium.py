@@ -31,6 +31,8 @@ _FLAGS = (
     "--window-size=1400,900",
 )
 _SECONDS = 60
+_DRAWN = "document.documentElement?.dataset.ready === 'yes'"
+"""What the page says of itself when nothing is under way; to look any sooner is to race with it."""
 _WATCH = """
 window.violations = [];
 addEventListener("securitypolicyviolation",
@@ -123,14 +125,15 @@ class Page:
         self.requests: list[str] = []
         self.said: list[str] = []
         self.do("Page.navigate", url=url)
-        self.wait("document.documentElement?.dataset.ready === 'yes'")
+        self.wait(_DRAWN)
 
     def do(self, method: str, **params: Any) -> Any:
         """Send one command of the protocol."""
         return self._browser._run(self._browser._send(method, self._session, **params))
 
     def run(self, script: str) -> Any:
-        """Evaluate an expression (a promise is awaited) and return its value."""
+        """Evaluate an expression on the page as it stands when all is drawn; a promise is awaited. Return its value."""
+        self.wait(_DRAWN)
         done = self.do("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
         assert "exceptionDetails" not in done, done["exceptionDetails"]
         return done["result"].get("value")
@@ -153,11 +156,12 @@ class Page:
         """Load the page again and wait until it is drawn."""
         self.run("window.isOld = true")
         self.do("Page.reload")
-        self.wait("!window.isOld && document.documentElement?.dataset.ready === 'yes'")
+        self.wait(f"!window.isOld && {_DRAWN}")
 
     def press(self, *keys: str) -> None:
-        """Press keys, one after the other."""
+        """Press keys, one after the other, each on the page as it stands when all is drawn."""
         for key in keys:
+            self.wait(_DRAWN)
             text = key if len(key) == 1 else ""
             self.do("Input.dispatchKeyEvent", type="keyDown", key=key, text=text)
             self.do("Input.dispatchKeyEvent", type="keyUp", key=key)
