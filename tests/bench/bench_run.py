@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
+import importlib
 import json
 import os
 import resource
@@ -79,6 +81,16 @@ class Server(asyncio.BufferedProtocol):
     def _answer(self, status: bytes, body: bytes) -> None:
         head = b"HTTP/1.1 %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % (status, len(body))
         self._transport.write(head + body)
+
+
+def _run_server(latency_s: float) -> None:
+    """Serve, with uvloop where it is installed: the server shares the machine with what is measured."""
+    try:
+        uvloop = importlib.import_module("uvloop")
+    except ImportError:
+        asyncio.run(_serve(latency_s))
+    else:
+        asyncio.Runner(loop_factory=uvloop.new_event_loop).run(_serve(latency_s))
 
 
 async def _serve(latency_s: float) -> None:
@@ -161,6 +173,17 @@ def run_aiohttp(run_dir: str, base_url: str, concurrency: int) -> int:
     return asyncio.run(main())
 
 
+def run_command(run_dir: str, base_url: str, concurrency: int) -> int:
+    """The same by the command line, as a user starts it."""
+    from vlmbatch.cli import main
+
+    os.environ["OPENAI_API_KEY"] = "sk-x"
+    words = ["run", run_dir, "--base-url", base_url, "--concurrency", str(concurrency), "--no-resume", "-qq"]
+    with contextlib.suppress(SystemExit):
+        main(words)
+    return Path(run_dir, "manifest.jsonl").read_bytes().count(b"\n")
+
+
 CONTENDERS = {"vlmbatch run": run_ours, "AsyncOpenAI loop": run_openai, "aiohttp alone": run_aiohttp}
 
 
@@ -178,7 +201,9 @@ def _measure(name: str, run_dir: str, base_url: str, concurrency: int) -> dict[s
 
 
 def _one(options: argparse.Namespace) -> None:
-    rows = CONTENDERS[getattr(options, "as")](options.run, options.base_url, options.concurrency)
+    rows = {**CONTENDERS, "command": run_command}[getattr(options, "as")](
+        options.run, options.base_url, options.concurrency
+    )
     used = resource.getrusage(resource.RUSAGE_SELF)
     print(json.dumps({"rows": rows, "cpu_s": used.ru_utime + used.ru_stime, "rss_mb": used.ru_maxrss / 1024}))
 
@@ -208,15 +233,17 @@ def _slots(folder: Path, options: argparse.Namespace) -> None:
 
     latency = options.latency
     print(f"\nserver that answers after {latency:g} s, 14 kB bodies, 20 requests a slot")
-    print("   c   requests/s   of c/latency")
+    names = {"vlmbatch run": "from Python", "command": "by command", "aiohttp alone": "aiohttp alone"}
+    print("   c" + "".join(f"{title:>16}" for title in names.values()))
     with _server(latency) as base_url:
         for concurrency in (32, 128, 512):
             run_dir = make_run(folder / f"slots-{concurrency}", 20 * concurrency, body_bytes=13_800)
-            rates = [
-                _measure("vlmbatch run", run_dir.path, base_url, concurrency)["per_s"] for _ in range(options.rounds)
-            ]
-            rate = statistics.median(rates)
-            print(f"{concurrency:4} {rate:12.0f} {rate * latency / concurrency:14.0%}")
+            rates: dict[str, list[float]] = {name: [] for name in names}
+            for _ in range(options.rounds):
+                for name in names:
+                    rates[name].append(_measure(name, run_dir.path, base_url, concurrency)["per_s"])
+            shares = [statistics.median(rate) * latency / concurrency for rate in rates.values()]
+            print(f"{concurrency:4}" + "".join(f"{share:16.1%}" for share in shares))
 
 
 class _server:  # noqa: N801  (a context manager)
@@ -246,7 +273,7 @@ def main() -> None:
     parser.add_argument("--run", default="", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve is not None:
-        asyncio.run(_serve(options.serve))
+        _run_server(options.serve)
     elif options.run:
         _one(options)
     else:

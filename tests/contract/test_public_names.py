@@ -15,7 +15,7 @@ from vlmbatch import errors, providers, records, rundir
 from vlmbatch.errors import Exit
 from vlmbatch.providers.failures import RETRYABLE
 from vlmbatch.realtime.exchange import INTERRUPTED
-from vlmbatch.transport import _WORDS
+from vlmbatch.transport.faults import WORDS
 
 PACKAGE = pages.ROOT / "vlmbatch"
 _PLACES = {"RUN_JSON", "MANIFEST", "REJECTED", "INPUTS", "SHARDS", "SHA256SUMS", "ESTIMATES", "RESULTS", "BATCHES"}
@@ -63,7 +63,7 @@ def test_each_note_has_its_row() -> None:
 def test_each_network_code_and_error_type_is_told() -> None:
     """Our own codes for what went wrong on the network, and the types of errors, stand on the page."""
     page = pages.text("docs/reference/statuses.md")
-    assert [code for code in (*_WORDS, INTERRUPTED) if f"`{code}`" not in page] == []
+    assert [code for code in (*WORDS, INTERRUPTED) if f"`{code}`" not in page] == []
     assert [kind for kind in records.ErrorType if f"`{kind}`" not in page] == []
 
 

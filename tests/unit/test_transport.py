@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import ssl
-import threading
-from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.faults import FaultServer, faulty
-from vlmbatch import transport
+from tests.tls import CERTIFICATE, untrusted_server
 from vlmbatch.errors import InputError
-from vlmbatch.transport import Answer, Transport, check_base_url, without_query
+from vlmbatch.transport import Answer, Transport, addresses, check_base_url, faults, without_query
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 KEY = "sk-CANARY-0123456789"
-CERTIFICATE = Path(__file__).parents[1] / "data" / "tls" / "self-signed.pem"
 HEADERS = {"authorization": f"Bearer {KEY}", "content-type": "application/json"}
 
 
@@ -148,7 +143,7 @@ def test_proxy_of_the_environment_is_used_unless_excepted(monkeypatch: pytest.Mo
         assert [seen.path for seen in proxy.seen] == ["http://outside.example/v1"]
         assert ask(server).status_code == 200
         assert len(proxy.seen) == 1
-        assert transport._proxy_by_environment("http", "inside.example") is None
+        assert addresses.proxy_by_environment("http", "inside.example") is None
         assert send("http://outside.example/v1", trust_env=True).status_code == 200
     assert len(proxy.seen) == 2
 
@@ -162,7 +157,7 @@ def test_proxy_of_another_kind_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_answer_without_end_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     """A hostile answer cannot fill the memory."""
-    monkeypatch.setattr(transport, "MAX_ANSWER_BYTES", 1000)
+    monkeypatch.setattr(faults, "MAX_ANSWER_BYTES", 1000)
     with faulty({"steps": [{"body_text": "x" * 5000}]}) as server:
         assert ask(server).code == "too_large"
 
@@ -216,10 +211,7 @@ def test_many_requests_share_few_connections() -> None:
                     ports.add(answer.status_code)
 
             await asyncio.gather(*(worker() for _ in range(8)))
-            session = wire._network._session
-            assert session is not None
-            connector: Any = session.connector
-            kept = sum(len(waiting) for waiting in connector._conns.values())
+            kept = sum(map(len, wire._network._kept.values()))
         assert ports == {200}
         return kept
 
@@ -248,34 +240,8 @@ def test_base_url_loses_its_last_slash_and_its_query_on_record() -> None:
     assert without_query("https://h/v1?api-version=1&code=secret") == "https://h/v1"
 
 
-# --- a TLS server whose certificate nobody vouches for -------------------------------------------------------
-
-
-@contextmanager
-def _tls_server() -> Iterator[int]:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(CERTIFICATE)
-    ok = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        listener.settimeout(10)
-
-        def serve() -> None:
-            try:
-                raw, _ = listener.accept()
-                with context.wrap_socket(raw, server_side=True) as connection:
-                    connection.recv(65536)
-                    connection.sendall(ok)
-            except OSError:
-                return
-
-        thread = threading.Thread(target=serve)
-        thread.start()
-        yield listener.getsockname()[1]
-        thread.join()
-
-
 @pytest.fixture
 def self_signed() -> Iterator[int]:
     """Run a TLS server for one connection; return its port."""
-    with _tls_server() as port:
+    with untrusted_server() as port:
         yield port

@@ -137,6 +137,7 @@ class Sender:
             task = asyncio.create_task(self._try(job, place, budget.hold()))
             self._tasks.add(task)
             task.add_done_callback(self._after_task)
+            await asyncio.sleep(0)  # it goes out before the next is read: rows that end together do not leave together
 
     async def _place(self) -> Place:
         """Wait for a place, and for room in the budget: what ended while a place was waited for may have taken it."""
