@@ -12,6 +12,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Final, Protocol
 
 from vlmbatch import attempts, jsonl
+from vlmbatch.classify import rank
 from vlmbatch.errors import InputError, IntegrityError, Problem
 from vlmbatch.records import CUSTOM_ID, MODEL_ANSWERS, Status
 from vlmbatch.rundir import MANIFEST, parse_entry
@@ -80,9 +81,9 @@ def read_standing(run: RunDir, provider: Provider, index: IdIndex, *, rehearsal:
         IntegrityError: A file holds results of another run.
     """
     standing = Standing(index.count)
-    journal = attempts.Journal.load(run)
+    origins = attempts.Origins.load(run)
     for path in run.results(rehearsal=rehearsal):
-        for settled in attempts.iter_settled(path, run, provider, journal, rehearsal=rehearsal):
+        for settled in attempts.iter_settled(path, run, provider, origins.job(path), rehearsal=rehearsal):
             position = index.position(settled.custom_id)
             if position < 0:
                 raise _foreign(path, settled.custom_id)
@@ -117,13 +118,13 @@ def judge_standing(
     """
     standing = Standing(index.count)
     standing.times = times = bytearray(index.count)
-    journal = attempts.Journal.load(run)
-    asked = {name: attempts.asked(run, provider, name) for name in ("", *(run.info["request"].get("outputs") or {}))}
+    origins = attempts.Origins.load(run)
+    asked = attempts.asked_by_output(run, provider)
     outputs = _outputs(run) if len(asked) > 1 else None
     last = bytearray(index.count)
     order = list(Status)
-    for path in attempts.order_files(run.results(rehearsal=rehearsal), journal):
-        for outcome in attempts.Reader(path, run, provider, journal):
+    for path in attempts.order_files(run.results(rehearsal=rehearsal), origins):
+        for outcome in attempts.Reader(path, run, provider, origins.job(path)):
             if outcome.rehearsal != rehearsal:
                 continue
             position = index.position(outcome.custom_id)
@@ -135,7 +136,7 @@ def judge_standing(
             _note(standing, position, outcome, reading, verdict)
             if verdict.status in retry_status:
                 times[position] = min(_MOST_TIMES, times[position] + 1)
-            if _displaces(verdict.status, order[last[position] - 1] if last[position] else None):
+            if not last[position] or rank(verdict.status) >= rank(order[last[position] - 1]):
                 last[position] = order.index(verdict.status) + 1
     wanted = bytes(len(order) + 1 > i > 0 and order[i - 1] in retry_status for i in range(256))
     standing.again = bytearray(
@@ -155,15 +156,6 @@ def _note(standing: Standing, position: int, outcome: Outcome, reading: Reading,
         standing.note(position, Mark.ANSWERED)
     elif attempts.is_settled(verdict, reading, outcome):
         standing.note(position, Mark.FAILED)
-
-
-def _displaces(new: Status, old: Status | None) -> bool:
-    """Say whether a later status stands instead of an earlier one: the overlay rules of the contract."""
-    if old is None or new is Status.OK:
-        return True
-    if old is Status.OK:
-        return False
-    return new in MODEL_ANSWERS or old not in MODEL_ANSWERS
 
 
 def _foreign(path: str, custom_id: str) -> IntegrityError:
@@ -232,10 +224,11 @@ def select(asked: Iterable[int], standing: Standing, *, resume: bool = True, ids
 def positions(run: RunDir, *, limit: int | None, num_shards: int = 1, shard_id: int = 0) -> Iterator[int]:
     """Yield the manifest lines that a command is about: a sample, or a part, or the part's share of the sample.
 
-    The sample is fixed over the whole run, whatever part asks: the same number names the same rows every time.
+    The sample is fixed over the whole run, whatever part asks: the same number names the same rows every time. Its rows
+    are dealt out in turn, so that no part has more than one row more than another.
     """
     chosen = range(run.requests) if limit is None else sample([s["requests"] for s in run.info["shards"]], limit)
-    return (position for position in chosen if position % num_shards == shard_id)
+    return (position for rank, position in enumerate(chosen) if rank % num_shards == shard_id)
 
 
 def sample(shard_requests: Sequence[int], limit: int) -> Iterator[int]:

@@ -20,7 +20,7 @@ from vlmbatch.cli.cluster import Flags, concurrency_of, part_of, serve_of, slurm
 from vlmbatch.errors import InputError
 from vlmbatch.rehearsal.server import serve
 from vlmbatch.rundir import RunDir
-from vlmbatch.slurm import SlurmOptions
+from vlmbatch.slurm import SlurmOptions, Submitted
 
 __all__ = ["cluster"]  # the fixture
 
@@ -142,6 +142,8 @@ def test_outside_of_an_array_the_run_is_whole(pipeline_run: Run) -> None:
         ({"num_shards": 8, "shard_id": 2}, (None, None), {}, (8, 2)),
         ({"num_shards": "$N", "shard_id": "$I"}, (None, None), {"I": "1", "N": "4"}, (4, 1)),
         ({"num_shards": 8, "shard_id": 2}, ("2", "0"), {}, (2, 0)),
+        ({"num_shards": 8, "shard_id": "$I"}, ("4", None), {"I": "3"}, (4, 3)),
+        ({"num_shards": 8, "shard_id": "$I"}, (None, "5"), {}, (8, 5)),
     ],
 )
 def test_part_is_found(
@@ -154,10 +156,11 @@ def test_part_is_found(
     assert part_of(settings, *flags, environ) == expected
 
 
-def test_part_that_is_no_number_is_told() -> None:
-    """A flag whose variable is empty is an error, not part 0."""
+@pytest.mark.parametrize(("parts", "part"), [("4", "$NOWHERE"), ("4", ""), ("", "1")])
+def test_part_that_is_no_number_is_told(parts: str, part: str) -> None:
+    """A flag whose variable is empty is an error, not part 0, whether the shell looked it up or is left to us."""
     with pytest.raises(InputError, match="not a whole number"):
-        part_of({}, "4", "$NOWHERE", {})
+        part_of({}, parts, part, {})
 
 
 def test_concurrency_comes_from_the_file_unless_typed() -> None:
@@ -182,15 +185,46 @@ def test_pipeline_file_sets_what_no_flag_says(pipeline_run: Run) -> None:
         cpus_per_task=32,
         nodes=2,
         job_name="vlm-pipeline",
-        sbatch={"reservation": "week", "export": "ALL,HF_HOME=/cache/hf"},
+        sbatch={"reservation": "week"},
+        environ={"HF_HOME": "/cache/hf"},
         max_retries=2,
         merge=True,
     )
-    typed = NONE._replace(slurm="3", account="other", gpus=1, max_retries=0, sbatch=["qos=long", "reservation=now"])
+    typed = NONE._replace(
+        slurm="3", account="other", gpus=1, max_retries=0, sbatch=["qos=long", "reservation=now", "requeue"]
+    )
     asked = slurm_of(pipeline_run, typed, environ)
     assert asked is not None
     assert (asked.tasks, asked.account, asked.gpus, asked.max_retries) == (3, "other", 1, 0)
-    assert asked.sbatch == {"qos": "long", "reservation": "now", "export": "ALL,HF_HOME=/cache/hf"}
+    assert asked.sbatch == {"qos": "long", "reservation": "now", "requeue": True}
+
+
+def test_variables_are_wanted_only_where_they_act(pipeline_run: Run) -> None:
+    """A variable of a setting that a flag displaces, or that nobody acts on, need not be set."""
+    pipeline_run.info["settings"]["execution"]["report_dir"] = "$NOWHERE/logs"
+    with pytest.raises(InputError, match="PROJECT is not set"):
+        slurm_of(pipeline_run, NONE._replace(slurm="auto"), {})
+    asked = slurm_of(pipeline_run, NONE._replace(slurm="auto", account="acc"), {})
+    assert asked is not None
+    assert asked.account == "acc"
+
+
+@pytest.mark.parametrize(
+    ("execution", "retries"),
+    [
+        ({}, 0),
+        ({"retry": True}, 3),
+        ({"retry": True, "max_retries": 0}, 0),
+        ({"max_retries": 2}, 2),
+        ({"retry": False, "max_retries": 2}, 0),
+    ],
+)
+def test_retries_of_the_file(pipeline_run: Run, execution: dict[str, Any], retries: int) -> None:
+    """A number asks for retries, unless retry says no; without a number there are three."""
+    pipeline_run.info["settings"]["execution"] = execution
+    asked = slurm_of(pipeline_run, NONE._replace(slurm="auto"), {})
+    assert asked is not None
+    assert asked.max_retries == retries
 
 
 def test_serve_auto_is_the_files_own_server(pipeline_run: Run, tmp_path: Path) -> None:
@@ -210,8 +244,14 @@ def test_serve_auto_is_the_files_own_server(pipeline_run: Run, tmp_path: Path) -
         (["--merge", "--gpus", "0"], "--gpus, --merge: for a SLURM array alone"),
         (["--slurm", "auto"], "built without num_shards"),
         (["--slurm", "many"], "not a whole number"),
-        (["--slurm", "2", "--sbatch", "qos"], "not NAME=VALUE"),
-        (["--slurm", "2", "--num-shards", "2"], "deals the rows out itself"),
+        (["--slurm", "\u00b2"], "not a whole number"),
+        (["--slurm", "2", "--sbatch", "=long"], "not NAME=VALUE"),
+        (["--slurm", "2", "--sbatch", "--qos=long"], "not NAME=VALUE"),
+        (["--slurm", "2", "--num-shards", "2"], "--slurm N deals them out itself"),
+        (["--slurm", "2", "--num-shards", "2", "--shard-id", "1"], "deals the rows out itself"),
+        (["--num-shards", "2"], "--num-shards without --shard-id"),
+        (["--shard-id", "1"], "--shard-id without --num-shards"),
+        (["--serve", "serve {port}", "--serve-wait", "nan"], "--serve-wait must be positive"),
     ],
 )
 def test_flags_that_make_no_sense_are_refused(tmp_path: Path, words: list[str], said: str) -> None:
@@ -242,3 +282,38 @@ def test_array_is_queued_from_the_command_line(cluster: None, tmp_path: Path) ->
     assert "Account=me" in told
     done = call("run", run.path, "--serve", SERVE, "--slurm", "2", "--time", "5")
     assert "no task was queued" in done.out
+    assert f"next: vlmbatch collect {run.path} --write {merged}" in done.out
+
+
+@pytest.mark.parametrize(
+    ("queued", "lines"),
+    [
+        (
+            Submitted("17", (0, 1), "18", "r/slurm", behind=("12",), merges=True),
+            [
+                "queued: array 17 of 2 task(s)",
+                "queued: job 18 after it, which queues again what is open and collects, as was asked",
+                "they wait for 12, which this run has in the queue already",
+                "look: squeue -j 17,18; logs in r/slurm; to stop: scancel 17 18",
+                "the same command again goes on with what is still open",
+            ],
+        ),
+        (
+            Submitted("17", (0, 1), None, "r/slurm"),
+            [
+                "queued: array 17 of 2 task(s)",
+                "look: squeue -j 17; logs in r/slurm; to stop: scancel 17",
+                "the same command again goes on with what is still open",
+                "next, once they have ended: vlmbatch collect {run} --write {run}/merged.jsonl",
+            ],
+        ),
+    ],
+)
+def test_what_was_queued_is_told_with_what_comes_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, queued: Submitted, lines: list[str]
+) -> None:
+    """Ids, where to look, how to stop all of it, and the next command, word for word."""
+    run = make_run(tmp_path / "run", 1)
+    monkeypatch.setattr("vlmbatch.slurm.submit", lambda _: queued)
+    done = call("run", run.path, "--base-url", "http://127.0.0.1:9", "--slurm", "2")
+    assert done.out.splitlines() == [line.format(run=run.path) for line in lines]

@@ -55,11 +55,13 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
 SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=0,bf_interval=1
 KillWait=2
+WaitTime=2
 ReturnToService=2
 SlurmdParameters=config_overrides
 GresTypes=gpu
-NodeName=$node NodeHostname=$node NodeAddr=127.0.0.1 CPUs=16 RealMemory=64000 Gres=gpu:4 State=UNKNOWN
+NodeName=$node NodeHostname=$node NodeAddr=127.0.0.1 CPUs=64 RealMemory=64000 Gres=gpu:4 State=UNKNOWN
 PartitionName=debug Nodes=ALL Default=YES State=UP
+PartitionName=gpu Nodes=ALL State=UP
 CONF
 }
 

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
+import shlex
+import shutil
+import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +20,11 @@ import pytest
 from tests.faults import FaultServer, faulty
 from tests.sendable import attempts_of, make_run, row_id
 from tests.slurm.finding import cluster
-from vlmbatch import slurm
 from vlmbatch.api.run import Run
 from vlmbatch.errors import InputError, IntegrityError
 from vlmbatch.retry import Policy
 from vlmbatch.serve import Serve
-from vlmbatch.slurm import Job, SlurmOptions, Submitted, submit
+from vlmbatch.slurm import Job, SlurmOptions, Submitted, sbatch, submit
 from vlmbatch.stages.run import RunOptions
 
 if TYPE_CHECKING:
@@ -33,13 +37,31 @@ __all__ = ["cluster"]  # the fixture
 SLOW = {"steps": [{"status": 200, "body": "ok", "delay_s": 0.1}]}
 
 
+OF_SLURM = {"max_retries", "merge", "partition", "time", "account", "job_name", "ntasks_per_node", "sbatch", "environ"}
+
+
 def job(run: RunDir, server: FaultServer | None = None, *, tasks: int = 2, **more: Any) -> Job:
     """Return a job over a run that is sent to a server of this process."""
-    cluster = {name: more.pop(name) for name in ("max_retries", "merge", "partition", "time") if name in more}
+    cluster = {"time": "5", **{name: more.pop(name) for name in OF_SLURM & set(more)}}
+    keys = {name: more.pop(name) for name in ("key_env", "key_file") if name in more}
     given: dict[str, Any] = {"concurrency": 2, "policy": Policy(max_tries=1, base_s=0.01, backoff_cap_s=0.02), **more}
     if server is not None:
         given["base_urls"] = (server.base_url,)
-    return Job(run=run.path, slurm=SlurmOptions(tasks=tasks, time="5", **cluster), send=RunOptions(**given))
+    return Job(run=run.path, slurm=SlurmOptions(tasks=tasks, **cluster), send=RunOptions(**given), **keys)
+
+
+def served(tmp_path: Path, *, latency_s: float = 0.0) -> Serve:
+    """Return a server that each task starts for itself."""
+    faults = tmp_path / "faults.json"
+    faults.write_text(f'{{"latency_s": {latency_s}}}')
+    python = f"{sys.executable} -m vlmbatch.rehearsal --port {{port}} --model {{model}}"
+    return Serve(f"{python} --faults {shlex.quote(str(faults))}", wait_s=60)
+
+
+def servers(tmp_path: Path) -> list[int]:
+    """Return the processes of such servers."""
+    told = subprocess.run(["pgrep", "-f", f"^{sys.executable} -m .*{tmp_path}"], capture_output=True, check=False)
+    return [int(pid) for pid in told.stdout.split()]
 
 
 def until(what: Callable[[], bool], seconds: float = 60) -> None:
@@ -87,25 +109,23 @@ def ids_on_record(run: RunDir) -> list[str]:
 # --- on a real SLURM -------------------------------------------------------------------------------------------------
 
 
-def test_array_serves_sends_and_merges(cluster: None, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["run", 'it\'s a "rün" #1 of $HOME; `ls`*'])
+def test_array_serves_sends_and_merges(cluster: None, tmp_path: Path, name: str) -> None:
     """Each task starts its own server, sends its part into a file of its own; the job behind the array collects."""
-    run = make_run(tmp_path / "run", 31)
-    served = Serve(f"{sys.executable} -m vlmbatch.rehearsal --port {{port}} --model {{model}}", wait_s=60)
-    submitted = submit(job(run, tasks=3, merge=True, serve=served))
+    run = make_run(tmp_path / name, 31)
+    asked = job(run, tasks=3, merge=True, serve=served(tmp_path))
+    submitted = submit(asked)
     ended = wait(submitted)
     assert set(ended.values()) == {"COMPLETED"}, logs(submitted)
     assert len(ended) == 4
-    results = sorted(path.name for path in (tmp_path / "run" / "results").iterdir())
+    results = sorted(path.name for path in (tmp_path / name / "results").iterdir())
     assert results == ["task-0000.jsonl", "task-0001.jsonl", "task-0002.jsonl"]
     assert ids_on_record(run) == [row_id(number) for number in range(31)]
-    records = (tmp_path / "run" / "merged.jsonl").read_text().splitlines()
+    records = (tmp_path / name / "merged.jsonl").read_text().splitlines()
     assert len(records) == 31
-    assert sorted(path.name for path in (tmp_path / "run" / "logs").iterdir()) == [
-        f"serve-000{i}.log" for i in range(3)
-    ]
-    servers = subprocess.run(["pgrep", "-f", "vlmbatch.rehearsal --port .* --model test-vlm-1"], check=False)
-    assert servers.returncode == 1, "a server outlived its task"
-    again = submit(job(run, tasks=3, serve=served))
+    assert sorted(path.name for path in (tmp_path / name / "logs").iterdir()) == [f"serve-000{i}.log" for i in range(3)]
+    assert servers(tmp_path) == [], "a server outlived its task"
+    again = submit(replace(asked, slurm=SlurmOptions(tasks=3)))
     assert (again.array, again.follow_up) == (None, None)
 
 
@@ -169,11 +189,136 @@ def test_time_limit_ends_a_task_in_good_order(cluster: None, tmp_path: Path) -> 
         assert len(attempts_of(run)) == len(server.seen) < 40
 
 
-def test_slurm_refuses_in_its_own_words(cluster: None, tmp_path: Path) -> None:
-    """What SLURM does not take is told with its reason."""
+def test_time_limit_spares_the_tasks_own_server(cluster: None, tmp_path: Path) -> None:
+    """The word that the time is nearly up may reach all processes of a task; its server still answers what is open."""
+    run = make_run(tmp_path / "run", 40)
+    first = submit(job(run, tasks=1, serve=served(tmp_path, latency_s=1.0)))
+    until(lambda: bool(attempts_of(run)))
+    subprocess.run(["scancel", "--signal=USR2", str(first.array)], check=True)
+    assert set(wait(first).values()) == {"FAILED"}
+    assert {attempt["status_code"] for attempt in attempts_of(run)} == {200}, logs(first)
+    assert len(attempts_of(run)) < 40
+    assert servers(tmp_path) == []
+
+
+def test_task_that_is_killed_outright_leaves_no_server(cluster: None, tmp_path: Path) -> None:
+    """Nothing tells a process of ``kill -9``; its server ends all the same."""
+    run = make_run(tmp_path / "run", 40)
+    submitted = submit(job(run, tasks=1, serve=served(tmp_path, latency_s=1.0)))
+    until(lambda: bool(attempts_of(run)))
+    assert len(servers(tmp_path)) == 1
+    command = ["pgrep", "-f", f"^{sys.executable} .*_submit {submitted.folder}"]
+    told = subprocess.run(command, capture_output=True, check=True)
+    os.kill(int(told.stdout), signal.SIGKILL)
+    until(lambda: not servers(tmp_path))
+    assert set(wait(submitted).values()) == {"FAILED"}
+
+
+def test_submission_waits_for_what_is_at_work(cluster: None, tmp_path: Path) -> None:
+    """However many parts a later submission makes, no row is sent twice, and it is merged when all is done."""
+    run = make_run(tmp_path / "run", 40)
+    with faulty(SLOW) as server:
+        first = submit(job(run, server))
+        until(lambda: bool(attempts_of(run)))
+        second = submit(job(run, server, tasks=3, merge=True))
+        assert (second.behind, second.parts) == ((first.array,), (0, 1, 2))
+        assert set(wait(second).values()) == {"COMPLETED"}, logs(second)
+        assert set(states(first).values()) == {"COMPLETED"}
+        assert set(server.tries.values()) == {1}
+    assert [record["status"] for record in Run.open(run.path).records()] == ["ok"] * 40
+    assert len((tmp_path / "run" / "merged.jsonl").read_text().splitlines()) == 40
+
+
+def test_several_processes_of_a_task_send_once(cluster: None, tmp_path: Path) -> None:
+    """The first process sends, however early the others end (WaitTime of cluster.sh)."""
+    run = make_run(tmp_path / "run", 60)
+    with faulty(SLOW) as server:
+        submitted = submit(job(run, server, tasks=1, ntasks_per_node=2))
+        assert set(wait(submitted).values()) == {"COMPLETED"}, logs(submitted)
+        assert set(server.tries.values()) == {1}
+    assert len(ids_on_record(run)) == 60
+
+
+def test_task_hears_nothing_of_where_it_was_queued(
+    cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Modules in the folder of the command, and an environment that is not handed on, change nothing in a task."""
+    run = make_run(tmp_path / "run", 4)
+    for name in ("queue.py", "vlmbatch.py"):
+        (tmp_path / name).write_text("raise SystemExit('not this one')")
+    monkeypatch.chdir(tmp_path)
+    with faulty(SLOW) as server:
+        submitted = submit(job(run, server, merge=True, sbatch={"export": "PYTHONPATH"}))
+        assert set(wait(submitted).values()) == {"COMPLETED"}, logs(submitted)
+
+
+def test_key_stands_nowhere_but_in_the_environment(
+    cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The key reaches the server; scripts, pickles, logs and what SLURM shows of the jobs do not hold it."""
+    secret = "k-8d1f6c2a9b"
+    monkeypatch.setenv("MY_KEY", secret)
+    run = make_run(tmp_path / "run", 4)
+    with faulty(SLOW) as server:
+        submitted = submit(job(run, server, merge=True, key_env="MY_KEY"))
+        told = [subprocess.run(["scontrol", "show", "job", "-dd"], capture_output=True, check=True).stdout]
+        told.append(subprocess.run(["ps", "-eo", "args"], capture_output=True, check=True).stdout)
+        assert set(wait(submitted).values()) == {"COMPLETED"}, logs(submitted)
+        assert {seen.headers.get("authorization") for seen in server.seen} == {f"Bearer {secret}"}
+    told += [path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()]
+    assert not any(secret.encode() in text for text in told)
+
+
+def test_slurm_refuses_in_its_own_words(cluster: None, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """What SLURM does not take is told with its reason, and once."""
     run = make_run(tmp_path / "run", 2)
-    with pytest.raises(InputError, match=r"SLURM took no job: .*partition"):
-        submit(job(run, partition="nowhere", base_urls=("http://127.0.0.1:9/v1",)))
+    for more, reason in (
+        ({"partition": "nowhere"}, "invalid partition specified: nowhere; Batch job submission failed: Invalid"),
+        ({"sbatch": {"no-such-thing": "1"}}, "unrecognized option '--no-such-thing=1'"),
+    ):
+        with pytest.raises(InputError, match=re.escape(f"SLURM took no job: {reason}")):
+            submit(job(run, base_urls=("http://127.0.0.1:9/v1",), **more))
+    assert capfd.readouterr() == ("", "")
+
+
+def test_array_is_not_left_without_the_job_behind_it(
+    cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the second job is refused the first one is taken back: the error says that nothing is queued."""
+    real = shutil.which("sbatch")
+    (tmp_path / "bin").mkdir()
+    program = tmp_path / "bin" / "sbatch"
+    program.write_text(
+        f'#!/bin/sh\ngrep -q dependency= "$1" && {{ echo "sbatch: error: no" >&2; exit 1; }}\n{real} "$1"\n'
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    run = make_run(tmp_path / "run", 40)
+    with faulty(SLOW) as server, pytest.raises(InputError, match=r"SLURM took no job: no$"):
+        submit(job(run, server, merge=True))
+    (script,) = (tmp_path / "run" / "slurm").glob("*_submission.sh")
+    taken_back = Submitted(script.name.partition("_")[0], (), None, "")
+    assert set(wait(taken_back).values()) == {"CANCELLED"}
+
+
+def test_variables_of_sbatch_do_not_displace_what_is_said(
+    cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A flag comes before ``SBATCH_...`` of the shell; what no flag says is the shell's, for all jobs of the run."""
+    for name, value in {"ACCOUNT": "shell", "TIMELIMIT": "7", "ARRAY_INX": "0-9", "PARTITION": "nowhere"}.items():
+        monkeypatch.setenv(f"SBATCH_{name}", value)
+    run = make_run(tmp_path / "run", 4)
+    further: dict[str, str | bool] = {"job-name": "mine", "requeue": True, "comment": 'it\'s "so" & $HOME'}
+    with faulty({"steps": [{"status": 503, "body": "down"}, {"status": 200, "body": "ok"}]}) as server:
+        submitted = submit(job(run, server, tasks=1, partition="debug", max_retries=1, merge=True, sbatch=further))
+        merged = tmp_path / "run" / "merged.jsonl"
+        until(lambda: merged.exists() and not sbatch.at_work(submitted.folder))
+    scripts = [path.name.partition("_")[0] for path in Path(submitted.folder).glob("*_submission.sh")]
+    command = ["squeue", "--noheader", "--states=all", f"--jobs={','.join(scripts)}", "--format=%a|%l|%P|%j|%k"]
+    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    array, follow_up = (f'shell|{rest}|it\'s "so" & $HOME' for rest in ("5:00|debug|mine", "5:00|debug|vlmbatch-next"))
+    assert sorted(told.splitlines()) == sorted([array, array, follow_up, follow_up]), logs(submitted)
+    assert [record["status"] for record in Run.open(run.path).records()] == ["ok"] * 4
 
 
 # --- without one -----------------------------------------------------------------------------------------------------
@@ -184,22 +329,51 @@ def test_slurm_refuses_in_its_own_words(cluster: None, tmp_path: Path) -> None:
     [
         ({"tasks": 0}, "--slurm must be positive"),
         ({"time": "soon"}, "--time takes"),
+        ({"time": "\u0665"}, "--time takes"),
+        ({"time": "2"}, "--time below 3 minutes"),
         ({"num_shards": 2}, "deals the rows out itself"),
+        ({"shard_id": 1}, "deals the rows out itself"),
         ({"out": "x.jsonl"}, "deals the rows out itself"),
         ({"ids": "ids.txt"}, "without --ids"),
         ({"channel": "batch"}, "sends realtime requests"),
         ({"rehearsal": True}, "sends realtime requests"),
         ({"max_tokens_total": 1}, "for one process"),
+        ({"job_name": "a\nb"}, "must not hold line breaks"),
+        ({"sbatch": {"comment": "a\nb"}}, "must not hold line breaks"),
+        ({"sbatch": {"array": "0-3"}}, "takes neither array nor wrap"),
+        ({"concurrency": 0}, "--concurrency must be positive"),
+        ({"serve": Serve("serve {model}"), "base_urls": ()}, "does not say where the port goes"),
+        ({"serve": Serve("serve {port}")}, "--serve goes without --base-url"),
+        ({"base_urls": ("nowhere",)}, "not an http or https URL"),
+        ({"base_urls": ("http://me:secret@127.0.0.1",)}, "holds a user name or a password"),
+        ({"base_urls": ()}, "there is no base URL"),
+        ({"key_env": "sk-aaaaaaaaaaaaaaaaaaaaaaaa"}, "looks like a key"),
+        ({"key_env": "sk-aaaaaaaaaaaaaaaaaaaaaaaa", "sbatch": {"export": "NONE"}}, "looks like a key"),
+        ({"key_env": "NO_SUCH_KEY"}, "NO_SUCH_KEY is not set"),
     ],
 )
-def test_options_that_make_no_sense_on_a_cluster_are_refused(tmp_path: Path, more: dict[str, Any], words: str) -> None:
-    """They are told before anything is queued."""
-    run = make_run(tmp_path / "run", 1)
-    tasks = more.pop("tasks", 1)
-    limit = more.pop("time", "5")
-    cluster = SlurmOptions(tasks=tasks, time=limit)
+def test_options_that_make_no_sense_are_refused(tmp_path: Path, more: dict[str, Any], words: str) -> None:
+    """They are told before anything is queued or written: what travels would tell them hours later."""
+    run = make_run(tmp_path / "run", 1, provider="vllm")
+    given = {"base_urls": ("http://127.0.0.1:9/v1",), **more}
     with pytest.raises(InputError, match=words):
-        submit(Job(run=run.path, slurm=cluster, send=RunOptions(**more)))
+        submit(job(run, **given))
+    assert not (tmp_path / "run" / "slurm").exists()
+
+
+def test_missing_key_is_told_before_anything_is_queued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tasks get this environment: a provider's own address without its key would fail in each of them."""
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    with pytest.raises(InputError, match="OPENAI_API_KEY is not set"):
+        submit(job(make_run(tmp_path / "run", 1)))
+
+
+@pytest.mark.parametrize("name", ["100%A", "50%%", "back\\slash", "new\nline"])
+def test_folder_in_whose_path_slurm_fills_in_is_refused(tmp_path: Path, name: str) -> None:
+    """Logs would land elsewhere, or nowhere, and the tasks with them."""
+    run = make_run(tmp_path / name, 1)
+    with pytest.raises(InputError, match="SLURM cannot keep logs"):
+        submit(job(run, base_urls=("http://127.0.0.1:9/v1",)))
 
 
 def test_tampered_run_is_not_queued(tmp_path: Path) -> None:
@@ -219,6 +393,15 @@ def test_missing_submitit_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(InputError, match="submitit") as caught:
         submit(job(run, base_urls=("http://127.0.0.1:9/v1",)))
     assert "vlmbatch[slurm]" in caught.value.hint
+
+
+def test_machine_that_queues_no_jobs_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where sbatch cannot be found, the error says where it would be."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    run = make_run(tmp_path / "run", 2)
+    with pytest.raises(InputError, match="sbatch and srun cannot be found") as caught:
+        submit(job(run, base_urls=("http://127.0.0.1:9/v1",)))
+    assert "login node" in caught.value.hint
 
 
 def test_job_that_travels_holds_no_key(tmp_path: Path) -> None:
@@ -244,7 +427,7 @@ def test_job_that_travels_holds_no_key(tmp_path: Path) -> None:
 )
 def test_time_limits_are_read_as_sbatch_reads_them(limit: str | None, minutes: int) -> None:
     """Minutes, minutes:seconds, hours:minutes:seconds, days-hours and so on, rounded up to minutes."""
-    assert slurm._minutes(limit) == minutes
+    assert sbatch.minutes(limit) == minutes
 
 
 def test_settings_reach_sbatch() -> None:
@@ -257,9 +440,10 @@ def test_settings_reach_sbatch() -> None:
         gpus=4,
         cpus_per_task=32,
         job_name="vlm",
-        sbatch={"qos": "long"},
+        sbatch={"qos": "long", "mem": "64G", "ntasks-per-node": "2", "requeue": True, "dependency": "afterok:5"},
+        environ={"HF_HOME": "/a b,c"},
     )
-    assert slurm._parameters(asked) == {
+    assert sbatch.parameters(asked, ("7", "9")) == {
         "job_name": "vlm",
         "partition": "gpu",
         "account": "acc",
@@ -270,26 +454,54 @@ def test_settings_reach_sbatch() -> None:
         "gpus_per_node": 4,
         "cpus_per_task": 32,
         "array_parallelism": 8,
-        "additional_parameters": {"time": "05:59:59", "qos": "long"},
-        "srun_args": ["--cpus-per-task=32"],
+        "additional_parameters": {
+            "time": "05:59:59",
+            "qos": "long",
+            "mem": "64G",
+            "ntasks_per_node": "2",
+            "requeue": True,
+            "dependency": "afterok:5,afterany:7:9",
+        },
+        "setup": ["export HF_HOME='/a b,c'"],
+        "srun_args": ["--export=ALL", "--wait=0", "--cpus-per-task=32"],
     }
-    plain = slurm._parameters(SlurmOptions(tasks=1))
-    assert not {"partition", "account", "gpus_per_node", "cpus_per_task"} & set(plain)
+    plain = sbatch.parameters(SlurmOptions(tasks=1), ())
+    assert not {"partition", "account", "gpus_per_node", "cpus_per_task", "setup"} & set(plain)
+
+
+@pytest.mark.parametrize(("limit", "minutes"), [(None, 60), ("10", 10), ("05:59:59", 60), ("0", 60)])
+def test_job_behind_the_array_is_small_and_at_the_same_place(limit: str | None, minutes: int) -> None:
+    """It goes where the tasks go, but asks for nothing that they need, and for no more time than they may have."""
+    further: dict[str, str | bool] = {"qos": "long", "mem": "64G", "gres": "gpu:1", "exclusive": True, "chdir": "/a"}
+    asked = SlurmOptions(tasks=8, partition="gpu", time=limit, gpus=4, nodes=2, sbatch=further)
+    assert sbatch.follow_up_parameters(asked, ("7",)) == {
+        "job_name": "vlmbatch-next",
+        "partition": "gpu",
+        "stderr_to_stdout": True,
+        "time": minutes,
+        "cpus_per_task": 1,
+        "use_srun": False,
+        "additional_parameters": {"qos": "long", "chdir": "/a", "dependency": "afterany:7"},
+    }
 
 
 def test_jobs_that_queue_jobs_hand_nothing_down(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Inside a job its own settings are hidden from sbatch, but not where SLURM is; outside nothing is hidden."""
+    """Inside a job its own settings are hidden from sbatch, but not where SLURM is, nor what the user's shell says."""
     import submitit
     import submitit.helpers
 
     monkeypatch.setenv("SLURM_CONF", "/etc/other.conf")
     monkeypatch.setenv("SBATCH_ACCOUNT", "mine")
+    monkeypatch.setenv("SBATCH_MEM_BIND", "local")
     monkeypatch.setenv("SLURM_CPUS_PER_TASK", "7")
-    names = ("SLURM_CONF", "SBATCH_ACCOUNT", "SLURM_CPUS_PER_TASK")
+    names = ("SLURM_CONF", "SBATCH_ACCOUNT", "SBATCH_MEM_BIND", "SLURM_CPUS_PER_TASK")
+    plain = SlurmOptions(tasks=1)
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    with slurm._as_from_outside(submitit):
-        assert [os.environ.get(name) for name in names] == ["/etc/other.conf", "mine", "7"]
+    with sbatch.environment(submitit, plain):
+        assert [os.environ.get(name) for name in names] == ["/etc/other.conf", "mine", "local", "7"]
     monkeypatch.setenv("SLURM_JOB_ID", "1")
-    with slurm._as_from_outside(submitit):
-        assert [os.environ.get(name) for name in names] == ["/etc/other.conf", None, None]
-    assert [os.environ.get(name) for name in names] == ["/etc/other.conf", "mine", "7"]
+    with sbatch.environment(submitit, plain):
+        assert [os.environ.get(name) for name in names] == ["/etc/other.conf", "mine", None, None]
+    with sbatch.environment(submitit, replace(plain, account="said")):
+        assert "SBATCH_ACCOUNT" not in os.environ
+    assert [os.environ.get(name) for name in names] == ["/etc/other.conf", "mine", "local", "7"]

@@ -101,7 +101,7 @@ def test_sample_of_one_shard_is_spread_evenly(total: int, limit: int) -> None:
 
 @given(SHARDS, st.integers(1, 200), st.integers(1, 7))
 def test_parts_share_the_sample_out(shards: list[int], limit: int, parts: int) -> None:
-    """Each row of the sample belongs to exactly one part."""
+    """Each row of the sample belongs to exactly one part, and none has two rows more than another."""
 
     class Run:
         requests = sum(shards)
@@ -111,6 +111,7 @@ def test_parts_share_the_sample_out(shards: list[int], limit: int, parts: int) -
     whole = list(resume.positions(made, limit=limit))
     dealt = [list(resume.positions(made, limit=limit, num_shards=parts, shard_id=part)) for part in range(parts)]
     assert sorted(position for part in dealt for position in part) == whole
+    assert max(map(len, dealt)) - min(map(len, dealt)) <= 1
 
 
 # --- what is settled -----------------------------------------------------------------------------------------

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import http.client
 import os
+import signal
+import subprocess
 import sys
 import threading
 import time
@@ -87,7 +89,7 @@ def test_log_is_kept_and_appended_to(tmp_path: Path) -> None:
 
 def test_server_that_ignores_the_signal_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that does not end when it is asked is ended all the same."""
-    monkeypatch.setattr("vlmbatch.serve._GRACE_S", 0.2)
+    monkeypatch.setattr("vlmbatch.serve.server._GRACE_S", 0.2)
     stubborn = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + HEALTHY.format(
         path="/health", other=404
     )
@@ -144,12 +146,79 @@ def test_stop_ends_the_waiting(tmp_path: Path) -> None:
         pass
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="no other system keeps hold of orphans")
+def test_orphan_in_a_session_of_its_own_ends_too(tmp_path: Path) -> None:
+    """What the server has started as daemons are started, and does not know any more, ends with it all the same."""
+    daemon = """orphan = subprocess.run(["sh", "-c", "setsid sleep 300 >/dev/null 2>&1 & echo $!"], capture_output=True)
+child = """
+    text = HEALTHY.format(path="/health", other=404).replace("child = ", daemon)
+    text = text.replace("{child.pid}", "{child.pid} {int(orphan.stdout)}")
+    serve = Serve(f"{script(tmp_path, text)} {{port}} x {tmp_path}/pids", wait_s=60)
+    with serving(serve, model="m", log=str(tmp_path / "log"), stop=Stop()):
+        pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
+        assert len(pids) == 3
+        assert all(map(is_running, pids))
+    wait_until_gone(pids)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP])
+def test_server_ends_with_a_run_that_is_killed(tmp_path: Path, number: int) -> None:
+    """A run that is killed outright can end nothing itself; its server and the server's children end nonetheless."""
+    serve = healthy(tmp_path)
+    text = f"""
+import time
+from vlmbatch.serve import Serve, serving
+from vlmbatch.stop import Stop
+with serving(Serve({serve.command!r}, wait_s=60), model="m", log={str(tmp_path / "log")!r}, stop=Stop()):
+    print("ready", flush=True)
+    time.sleep(300)
+"""
+    with subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE) as run:
+        assert run.stdout is not None
+        assert run.stdout.readline() == b"ready\n"
+        pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
+        run.send_signal(number)
+    wait_until_gone(pids)
+
+
+def test_word_of_the_time_limit_does_not_end_the_server(tmp_path: Path) -> None:
+    """SLURM may send it to every process of a task; requests still wait for the server's answers."""
+    with serving(healthy(tmp_path), model="m", log=str(tmp_path / "log"), stop=Stop()) as base_url:
+        host, _, port = base_url.removeprefix("http://").partition(":")
+        pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
+        for pid in pids:
+            os.kill(pid, signal.SIGUSR2)
+        assert is_healthy(host, int(port))
+        assert all(map(is_running, pids))
+
+
+def test_file_that_is_no_program_is_told(tmp_path: Path) -> None:
+    """What the system says of it stands in the log and in the error."""
+    program = tmp_path / "model.bin"
+    program.write_bytes(b"\0\0\0\0")
+    program.chmod(0o755)
+    with (
+        pytest.raises(InputError, match="ended with status 127") as caught,
+        serving(Serve(f"{program} {{port}}"), model="m", log=str(tmp_path / "log"), stop=Stop()),
+    ):
+        pass
+    assert "Exec format error" in caught.value.problems[-1].message
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan")])
+def test_wait_that_never_ends_is_refused(seconds: float) -> None:
+    """The seconds that a server may take are positive."""
+    with pytest.raises(InputError, match="must be positive"):
+        Serve("serve {port}", wait_s=seconds)
+
+
 @pytest.mark.parametrize(
     ("command", "words"),
     [
         ("vllm serve {model}", "does not say where the port goes"),
         ("vllm 'serve {port}", "no command line"),
         ("/nonexistent/program {port}", "cannot be started"),
+        ("/ {port}", "cannot be started"),
     ],
 )
 def test_command_that_cannot_work_is_refused(tmp_path: Path, command: str, words: str) -> None:

@@ -5,12 +5,11 @@ What a pipeline file says of machines is kept in run.json (``settings``) and act
 
 from __future__ import annotations
 
+import os
 import re
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-import typer
-
-from vlmbatch.cli.base import finish
+from vlmbatch.cli.base import finish, option
 from vlmbatch.console import out, safe
 from vlmbatch.errors import InputError
 
@@ -24,47 +23,41 @@ if TYPE_CHECKING:
 PANEL = "Servers and clusters"
 AUTO = "auto"
 DEFAULT_CONCURRENCY = 32
+_DEFAULT_RETRIES = 3
 
 ServeOption = Annotated[
     str | None,
-    typer.Option(
-        "--serve", metavar="CMD", help="Start this server; {model}, {port} (auto: by RUN).", rich_help_panel=PANEL
+    option(
+        PANEL,
+        "Start a server for the run. {model}, {port} are set; auto: by the pipeline file.",
+        "--serve",
+        metavar="CMD",
     ),
 ]
 ServeWaitOption = Annotated[
-    float, typer.Option("--serve-wait", metavar="S", help="Until it answers, at most.", rich_help_panel=PANEL)
+    float, option(PANEL, "Seconds that the server may take to start.", "--serve-wait", metavar="S")
 ]
 SlurmOption = Annotated[
     str | None,
-    typer.Option("--slurm", metavar="N", help="Queue an array of N tasks (auto: by RUN).", rich_help_panel=PANEL),
+    option(PANEL, "Queue the run as a SLURM array of N tasks. auto: by the pipeline file.", "--slurm", metavar="N"),
 ]
 PartitionOption = Annotated[
-    str | None, typer.Option("--partition", metavar="NAME", help="Where it waits.", rich_help_panel=PANEL)
+    str | None, option(PANEL, "Partition of the cluster whose queue the tasks wait in.", "--partition", metavar="NAME")
 ]
-AccountOption = Annotated[
-    str | None, typer.Option("--account", metavar="NAME", help="Who is charged.", rich_help_panel=PANEL)
-]
+AccountOption = Annotated[str | None, option(PANEL, "Account that is charged.", "--account", metavar="NAME")]
 TimeOption = Annotated[
-    str | None, typer.Option("--time", metavar="LIMIT", help="Time of each task: 05:59:59.", rich_help_panel=PANEL)
+    str | None, option(PANEL, "Time limit of each task, such as 05:59:59.", "--time", metavar="LIMIT")
 ]
-GpusOption = Annotated[
-    int | None, typer.Option("--gpus", metavar="N", help="GPUs of each node.", rich_help_panel=PANEL)
-]
-CpusOption = Annotated[
-    int | None, typer.Option("--cpus-per-task", metavar="N", help="Processors of each task.", rich_help_panel=PANEL)
-]
-JobNameOption = Annotated[
-    str | None, typer.Option("--job-name", metavar="NAME", help="Name in the queue.", rich_help_panel=PANEL)
-]
+GpusOption = Annotated[int | None, option(PANEL, "GPUs of each node.", "--gpus", metavar="N")]
+CpusOption = Annotated[int | None, option(PANEL, "Processors of each task.", "--cpus-per-task", metavar="N")]
+JobNameOption = Annotated[str | None, option(PANEL, "Name of the job in the queue.", "--job-name", metavar="NAME")]
 SbatchOption = Annotated[
-    list[str] | None,
-    typer.Option("--sbatch", metavar="NAME=VALUE", help="Any other sbatch option.", rich_help_panel=PANEL),
+    list[str] | None, option(PANEL, "Any other option of sbatch; repeatable.", "--sbatch", metavar="NAME=VALUE")
 ]
 MaxRetriesOption = Annotated[
-    int | None,
-    typer.Option("--max-retries", metavar="N", help="Queue open parts again.", rich_help_panel=PANEL),
+    int | None, option(PANEL, "How often parts that are still open are queued again.", "--max-retries", metavar="N")
 ]
-MergeOption = Annotated[bool, typer.Option("--merge", help="Collect after the array.", rich_help_panel=PANEL)]
+MergeOption = Annotated[bool, option(PANEL, "Collect into RUN/merged.jsonl when all tasks are done.", "--merge")]
 
 
 class Flags(NamedTuple):
@@ -93,19 +86,23 @@ class Flags(NamedTuple):
 def part_of(
     settings: Mapping[str, Any], num_shards: str | None, shard_id: str | None, environ: Mapping[str, str]
 ) -> tuple[int, int]:
-    """Return (number of parts, this part): by the flags, else by the pipeline file, else the whole run.
+    """Return (number of parts, this part): by the flags, what they leave open by the pipeline file, else the whole run.
 
     A file that names its part by a variable divides the run where that variable is set (in a job array), and nowhere
     else.
 
     Raises:
-        InputError: A flag, or a variable that is set, holds no number.
+        InputError: A flag, or a variable that is set, holds no number, or one of the two is not known.
     """
     if num_shards is not None or shard_id is not None:
-        return (
-            _number("--num-shards", num_shards or "1", environ),
-            _number("--shard-id", shard_id or "0", environ),
-        )
+        parts = num_shards if num_shards is not None else settings.get("num_shards")
+        part = shard_id if shard_id is not None else settings.get("shard_id")
+        if parts is None or part is None:
+            raise InputError(
+                "--num-shards without --shard-id" if part is None else "--shard-id without --num-shards",
+                hint="how many parts, and which of them this is, from 0; --slurm N deals them out itself",
+            )
+        return _number("--num-shards", str(parts), environ), _number("--shard-id", str(part), environ)
     said = settings.get("shard_id")
     if said is None or (isinstance(said, str) and not environ.get(said.strip("${}"))):
         return 1, 0
@@ -119,7 +116,7 @@ def _number(flag: str, text: str, environ: Mapping[str, str]) -> int:
     """Return a whole number, given as such or as the variable that holds it (``$SLURM_ARRAY_TASK_ID``)."""
     match = re.fullmatch(r"\$\{?([A-Za-z_][A-Za-z0-9_]*)\}?", text.strip())
     value = environ.get(match.group(1), "") if match else text
-    if not value.strip().isdigit():
+    if not re.fullmatch(r"[0-9]{1,9}", value.strip()):
         where = f"{flag} {text}" + (f" is {value!r}" if match else "")
         raise InputError(f"{where}: not a whole number", hint="give a number, or a variable that holds one")
     return int(value)
@@ -165,8 +162,7 @@ def slurm_of(run: Run, flags: Flags, environ: Mapping[str, str]) -> SlurmOptions
     from vlmbatch.slurm import SlurmOptions
 
     settings = run.info.get("settings") or {}
-    said = _execution(settings.get("execution") or {}, environ)
-    retries = said.get("max_retries", 3) if said.get("retry") else 0
+    execution = settings.get("execution") or {}
     typed = {
         "partition": flags.partition,
         "account": flags.account,
@@ -175,13 +171,19 @@ def slurm_of(run: Run, flags: Flags, environ: Mapping[str, str]) -> SlurmOptions
         "cpus_per_task": flags.cpus_per_task,
         "job_name": flags.job_name,
     }
+    found = {name: value for name, value in typed.items() if value is not None}
+    said = _looked_up(execution, environ, {theirs for name, theirs in _SETTINGS.items() if name not in found})
     named = {name: said[theirs] for name, theirs in _SETTINGS.items() if theirs in said}
     return SlurmOptions(
         tasks=_tasks(flags.slurm, settings, environ),
-        max_retries=retries if flags.max_retries is None else flags.max_retries,
-        merge=flags.merge or bool(said.get("merge")),
-        sbatch={**_sbatch(said), **_pairs(flags.sbatch or [])},
-        **{**named, **{name: value for name, value in typed.items() if value is not None}},
+        max_retries=_retries(execution) if flags.max_retries is None else flags.max_retries,
+        merge=flags.merge or bool(execution.get("merge")),
+        sbatch={
+            **{theirs: str(said[name]) for name, theirs in _SBATCH.items() if said.get(name)},
+            **_pairs(flags.sbatch or []),
+        },
+        environ={"HF_HOME": said["hf_home"]} if said.get("hf_home") else {},
+        **{**named, **found},
     )
 
 
@@ -201,25 +203,29 @@ _SBATCH = {"reservation": "reservation", "project_root": "chdir", "edf_env": "en
 """What it says that sbatch takes under another name."""
 
 
-def _execution(said: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
-    """Return ``execution_params`` with its variables looked up."""
+def _looked_up(execution: Mapping[str, Any], environ: Mapping[str, str], names: set[str]) -> dict[str, Any]:
+    """Return some of ``execution_params``, and what is for sbatch and the server, with their variables looked up."""
     from vlmbatch.inputs.variables import expand
 
-    return {name: expand(value, environ) if isinstance(value, str) else value for name, value in said.items()}
+    acting = {name: value for name, value in execution.items() if name in {*names, *_SBATCH, "hf_home"}}
+    return {name: expand(value, environ) if isinstance(value, str) else value for name, value in acting.items()}
 
 
-def _sbatch(said: Mapping[str, Any]) -> dict[str, str]:
-    found = {theirs: str(said[name]) for name, theirs in _SBATCH.items() if said.get(name)}
-    return {**found, "export": f"ALL,HF_HOME={said['hf_home']}"} if said.get("hf_home") else found
+def _retries(execution: Mapping[str, Any]) -> int:
+    """Return how often open parts are queued again; a number without ``retry`` is asked for, too."""
+    number = execution.get("max_retries")
+    return (_DEFAULT_RETRIES if number is None else number) if execution.get("retry", number is not None) else 0
 
 
-def _pairs(texts: list[str]) -> dict[str, str]:
-    pairs = {}
+def _pairs(texts: list[str]) -> dict[str, str | bool]:
+    pairs: dict[str, str | bool] = {}
     for text in texts:
         name, equals, value = text.partition("=")
-        if not equals or not re.fullmatch(r"[a-z][a-z0-9-]*", name):
-            raise InputError(f"--sbatch {text}: not NAME=VALUE", hint="for example --sbatch qos=long")
-        pairs[name] = value
+        if not re.fullmatch(r"[a-z][a-z0-9-]*", name):
+            raise InputError(
+                f"--sbatch {text}: not NAME=VALUE", hint="a long option of sbatch: --sbatch qos=long, --sbatch requeue"
+            )
+        pairs[name] = value if equals else True
     return pairs
 
 
@@ -245,17 +251,22 @@ def finish_submitted(run: Run, submitted: Submitted, *, as_json: bool) -> None:
         "follow_up": submitted.follow_up,
         "folder": submitted.folder,
     }
-    finish("run", data, as_json=as_json, text=lambda: _print(submitted))
+    finish("run", data, as_json=as_json, text=lambda: _print(run, submitted))
 
 
-def _print(submitted: Submitted) -> None:
+def _print(run: Run, submitted: Submitted) -> None:
     if submitted.array is None:
-        out("every row has an answer or a final error: no task was queued")
+        out("no task was queued: every row has an answer or a final error, or is in an open batch job")
     else:
         out(f"queued: array {submitted.array} of {len(submitted.parts):,} task(s)")
     if submitted.follow_up is not None:
-        out(f"queued: job {submitted.follow_up} behind it, which sees to open parts and collects where that was asked")
-    jobs = ",".join(job for job in (submitted.array, submitted.follow_up) if job)
+        out(f"queued: job {submitted.follow_up} after it, which queues again what is open and collects, as was asked")
+    jobs = [job for job in (submitted.array, submitted.follow_up) if job]
+    if jobs and submitted.behind:
+        out(f"they wait for {', '.join(submitted.behind)}, which this run has in the queue already")
     if jobs:
-        out(f"look: squeue -j {jobs}; logs in {safe(submitted.folder)}")
+        out(f"look: squeue -j {','.join(jobs)}; logs in {safe(submitted.folder)}; to stop: scancel {' '.join(jobs)}")
         out("the same command again goes on with what is still open")
+    if not submitted.merges:
+        when = ", once they have ended" if jobs else ""
+        out(f"next{when}: vlmbatch collect {safe(run.path)} --write {safe(os.path.join(run.path, 'merged.jsonl'))}")

@@ -9,6 +9,36 @@ from vlmbatch.errors import InputError
 from vlmbatch.rundir.names import LOCKS
 
 
+def hold(folder: str, *, wait: bool) -> int | None:
+    """Lock a folder itself, for as long as the descriptor that is returned stays open or the process lives.
+
+    Args:
+        folder: The folder.
+        wait: Whether to wait for another one who holds it.
+
+    Returns:
+        The descriptor; None where another one holds it, or where the file system has no such locks.
+    """
+    try:
+        fd = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return None
+    import fcntl
+
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(fd)
+        return None
+    return fd
+
+
+def known_parts(folder: str) -> list[str]:
+    """Return the names of the parts (``I-of-DEALING``) that were ever locked in a run folder."""
+    names = (name.removesuffix(".lock") for name in os.listdir(os.path.join(folder, LOCKS)))
+    return sorted(name for name in names if "-of-" in name)
+
+
 class Lock:
     """A lock on one part of a run: two runs on the same part of one folder refuse each other.
 

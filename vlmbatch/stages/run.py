@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import secrets
 import threading
 from datetime import UTC, datetime
 from importlib import import_module
@@ -19,7 +18,7 @@ from urllib.parse import urlsplit
 from vlmbatch import jsonl, providers, resume
 from vlmbatch.errors import InputError
 from vlmbatch.records import Event, Status
-from vlmbatch.rundir import REHEARSAL_PREFIX, LineReader
+from vlmbatch.rundir import REHEARSAL_PREFIX, SEAL_BROKEN, LineReader
 from vlmbatch.stages.running.task import RunOptions, RunResult, Task, belongs_to_run, look_up
 from vlmbatch.stop import Stop
 
@@ -66,6 +65,7 @@ def run(
     with _locked(run_dir, options):
         _verify(run_dir, options, on_event)
         _check_carrier(run_dir, options, on_event)
+        _tell_seal(run_dir, options, on_event)
         task = look_up(run_dir, provider, options, stop=stop or Stop(), on_event=on_event, on_written=on_written)
         if options.pending is not None:
             return _write_pending(task, options.pending)
@@ -120,6 +120,7 @@ def check_options(options: RunOptions) -> None:
             options.serve is not None and (bool(options.base_urls) or options.rehearsal or options.channel != _REALTIME)
         ),
         "--faults goes with --rehearsal": options.faults is not None and not options.rehearsal,
+        "--retry-status names no status": not options.retry_status <= set(Status),
         "--retry-status missing: such rows are sent anyway": Status.MISSING in options.retry_status,
         "--retry-status and --no-resume exclude each other": bool(options.retry_status) and not options.resume,
     }
@@ -153,15 +154,19 @@ def results_name(options: RunOptions) -> str | None:
 
 @contextlib.contextmanager
 def _locked(run_dir: RunDir, options: RunOptions) -> Iterator[None]:
-    """Hold the lock of the part: the whole run and any part of it refuse each other, parts do not."""
+    """Hold the lock of the part: the whole run and any part of it refuse each other, parts of one dealing do not."""
     with contextlib.ExitStack() as stack:
-        if options.rehearsal:
+        if options.is_look:
+            pass  # nothing is written, so it need not wait for whoever works on the run
+        elif options.rehearsal:
             stack.enter_context(run_dir.lock("rehearsal"))
         elif options.num_shards == 1:
             stack.enter_context(run_dir.lock())
         else:
             stack.enter_context(run_dir.lock(shared=True))
-            stack.enter_context(run_dir.lock(f"{options.shard_id}-of-{options.num_shards}"))
+            dealing = f"{options.num_shards}" + ("" if options.limit is None else f"-limit-{options.limit}")
+            stack.enter_context(run_dir.lock(f"{options.shard_id}-of-{dealing}"))
+            run_dir.refuse_other_dealings(dealing)
         yield
 
 
@@ -188,12 +193,18 @@ def _check_carrier(run_dir: RunDir, options: RunOptions, on_event: Callable[[Eve
         on_event(Event("warning", "run", warning))
 
 
+def _tell_seal(run_dir: RunDir, options: RunOptions, on_event: Callable[[Event], None] | None) -> None:
+    """Say that what is written now is not under the folder's seal."""
+    if on_event and run_dir.is_sealed and options.pending is None and not options.is_look:
+        on_event(Event("warning", "run", SEAL_BROKEN))
+
+
 def _verify(run_dir: RunDir, options: RunOptions, on_event: Callable[[Event], None] | None) -> None:
     """Check the folder, while the network's modules load beside it (hashing leaves them the time)."""
     loading = threading.Thread(target=import_module, args=("vlmbatch.transport",), daemon=True)
     if options.pending is None:
         loading.start()
-    run_dir.verify(on_event=on_event, depth="full" if options.verify == "full" else "quick")
+    run_dir.verify(on_event=on_event, depth="full" if options.verify == "full" and not options.is_look else "quick")
 
 
 def _write_pending(task: Task, path: str) -> RunResult:
@@ -205,16 +216,9 @@ def _write_pending(task: Task, path: str) -> RunResult:
         )
     if os.path.exists(path) and not os.path.isfile(path):  # root would take the device from everybody
         raise InputError(f"--pending {path}: not a regular file", hint="name a file")
-    folder, base = os.path.split(path)
-    temporary = os.path.join(folder, f".{base}.{secrets.token_hex(4)}.tmp")
     try:
-        with LineReader(task.run) as lines, open(temporary, "xb") as file:
+        with LineReader(task.run) as lines, jsonl.atomic_writer(os.path.realpath(path)) as file:
             file.writelines(lines.line(entry) + b"\n" for entry in resume.entries(task.run, selection.wanted))
-            jsonl.finish(file)
-        os.replace(temporary, path)
     except OSError as error:
         raise InputError(f"--pending {path}: cannot be written ({error.strerror or error})") from None
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
     return task.result(pending=path)

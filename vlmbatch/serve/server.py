@@ -1,7 +1,7 @@
 """A model server of one's own: started for a run, waited for, and stopped with it.
 
-The command is a template in which ``{model}`` and ``{port}`` are filled in word by word; no shell ever sees it. The
-server gets a process group of its own, so that the workers which it starts end with it.
+The command is a template in which ``{model}`` and ``{port}`` are filled in word by word; no shell ever sees it. It is
+started under a guard (:mod:`vlmbatch.serve.guard`), so that nothing of it outlives the run, however that one ends.
 """
 
 from __future__ import annotations
@@ -10,14 +10,16 @@ import contextlib
 import http.client
 import os
 import shlex
-import signal
+import shutil
 import socket
 import subprocess
+import sys
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from vlmbatch.errors import InputError, Interrupted, Problem
+from vlmbatch.serve import guard
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,10 +46,17 @@ class Serve:
     Attributes:
         command: The command line, with ``{port}`` and, where it is wanted, ``{model}`` in it.
         wait_s: Seconds that it may take until it answers.
+
+    Raises:
+        InputError: The seconds are not positive.
     """
 
     command: str
     wait_s: float = 1800.0
+
+    def __post_init__(self) -> None:
+        if not self.wait_s > 0:  # which is no number either
+            raise InputError("--serve-wait must be positive", hint="it is the seconds that the server may take")
 
     def words(self, *, model: str, port: int) -> list[str]:
         """Return the command's words with the model and the port filled in; other braces stay as they are.
@@ -83,16 +92,17 @@ def serving(serve: Serve, *, model: str, log: str, stop: Stop) -> Iterator[str]:
     """
     port = free_port()
     words = serve.words(model=model, port=port)
+    if shutil.which(words[0]) is None:
+        raise InputError(f"--serve: {words[0]} cannot be started: there is no such program", hint="check the command")
     os.makedirs(os.path.dirname(log), exist_ok=True)
     with open(log, "ab", buffering=0) as file:
-        try:
-            process = subprocess.Popen(  # noqa: S603  (words that the user gave, without a shell)
-                words, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
-            )
-        except OSError as error:
-            raise InputError(
-                f"--serve: {words[0]} cannot be started ({error.strerror})", hint="check the command"
-            ) from None
+        process = subprocess.Popen(  # noqa: S603  (words that the user gave, without a shell)
+            [sys.executable, "-I", "-S", guard.__file__, str(_GRACE_S), *words],
+            stdin=subprocess.PIPE,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
     try:
         _wait(process, port, log, serve.wait_s, stop)
         yield f"http://{HOST}:{port}"
@@ -147,15 +157,7 @@ def _failed(message: str, log: str) -> InputError:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the server and whatever it started: ask first, then insist."""
-    _signal(process, signal.SIGTERM)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(_GRACE_S)
-    _signal(process, signal.SIGKILL)
+    """End the server and whatever it started: the guard does so when its pipe closes."""
+    if process.stdin is not None:
+        process.stdin.close()
     process.wait()
-
-
-def _signal(process: subprocess.Popen[bytes], number: int) -> None:
-    # The session's leader is the group's, too; the group can outlive it.
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, number)
