@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from tests.docs.shapes import cell
+from vlmbatch.cli import help as screens
 from vlmbatch.cli import make_app
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 NAMES = ("build", "estimate", "run", "collect")
-_PLAIN = "Options"
 
 
 @cache
@@ -26,11 +26,6 @@ def command(name: str) -> Any:
 def options(name: str) -> list[Any]:
     """Return a command's options."""
     return [param for param in command(name).params if param.param_type_name == "option"]
-
-
-def arguments(name: str) -> list[Any]:
-    """Return a command's arguments."""
-    return [param for param in command(name).params if param.param_type_name == "argument"]
 
 
 def flags(name: str) -> set[str]:
@@ -45,10 +40,7 @@ def _common() -> set[str]:
 
 def takes(option: Any) -> str:
     """Return what stands behind an option, empty for a switch."""
-    if option.is_flag or option.count:
-        return ""
-    kinds = str(option.type_descriptor.annotation)
-    return option.metavar or ("N" if "int" in kinds or "float" in kinds else "TEXT")
+    return option.metavar or ""
 
 
 def _row(option: Any) -> str:
@@ -58,14 +50,9 @@ def _row(option: Any) -> str:
 
 
 def _default(option: Any) -> str:
-    said = []
-    if option.required:
-        said.append("required")
-    elif not (option.is_flag or option.count or option.default in {None, ""}):
-        said.append(f"{option.default:g}" if isinstance(option.default, float) else str(option.default))
-    if option.envvar:
-        said.append(f"or from `{option.envvar}`")
-    return ", ".join(said)
+    said = ["required" if option.required else screens.default(option)]
+    said += [f"or from `{option.envvar}`"] if option.envvar else []
+    return ", ".join(filter(None, said))
 
 
 def _tables(name: str) -> Iterator[str]:
@@ -73,7 +60,7 @@ def _tables(name: str) -> Iterator[str]:
     panels: dict[str, list[Any]] = {}
     for option in options(name):
         if option.name not in common:
-            panels.setdefault(option.rich_help_panel or _PLAIN, []).append(option)
+            panels.setdefault(option.rich_help_panel, []).append(option)
     for panel, inside in panels.items():
         yield "\n".join([f"**{panel}**\n", _HEAD, *map(_row, inside)])
 
@@ -86,26 +73,26 @@ def of_command(name: str) -> Callable[[], str]:
 
     def made() -> str:
         one = command(name)
-        words, _, examples = one.help.partition("\b")
-        usage = " ".join(["vlmbatch", name, "[OPTIONS]", *(_usage(argument) for argument in arguments(name))])
-        shown = "\n".join(line.strip() for line in examples.strip().splitlines())
-        told = [f"- `{argument.metavar}`: {argument.help}" for argument in arguments(name)]
+        usage = screens.usage(one, f"vlmbatch {name}")
+        shown = "\n".join(screens.examples(one))
+        told = [f"- `{argument.metavar}`: {argument.help}" for argument in screens.arguments(one)]
         return "\n\n".join(
-            [" ".join(words.split()), f"```text\n{usage}\n```", f"```sh\n{shown}\n```", "\n".join(told), *_tables(name)]
+            [
+                screens.description(one),
+                f"```text\n{usage}\n```",
+                f"```sh\n{shown}\n```",
+                "\n".join(told),
+                *_tables(name),
+            ]
         )
 
     return made
 
 
-def _usage(argument: Any) -> str:
-    said: str = argument.metavar
-    return said if argument.required else f"[{said}]"
-
-
 def of_all() -> str:
     """Return the table of the options that all commands have."""
     rows = [_row(option) for option in options("build") if option.name in _common()]
-    return "\n".join([_HEAD, *rows, "| `--help`, `-h` | Show the help and exit. |  |"])
+    return "\n".join([_HEAD, *rows, "| `--help`, `-h` | Show the everyday options and exit. |  |"])
 
 
 BLOCKS: dict[str, Callable[[], str]] = {

@@ -8,8 +8,9 @@ import traceback
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
-from vlmbatch.console import Console, ReaderLeft, out_bytes
+from vlmbatch.console import Console, ReaderLeft, out, out_bytes
 from vlmbatch.errors import Exit, InputError, Interrupted, VlmbatchError
 
 if TYPE_CHECKING:
@@ -18,22 +19,58 @@ if TYPE_CHECKING:
 OUTPUT = "Output"
 """Help panel of the options that every command has."""
 
-JsonOption = Annotated[
-    bool, typer.Option("--json", help="Print the result as one JSON object.", rich_help_panel=OUTPUT)
+
+def option(panel: str, words: str, *flags: str, **more: Any) -> Any:
+    """Return the declaration of an option.
+
+    Args:
+        panel: The group under which the help has it.
+        words: What it does. The one-screen help shows the first sentence; in 80 columns all of it should fit on one
+            line, for a shell that lists completions breaks it otherwise.
+        flags: How it is written; empty = ``--`` and the parameter's name.
+        more: Whatever else typer takes. ``metavar`` names what stands behind it, a ``show_default`` in words what
+            holds without it.
+    """
+    return typer.Option(*flags, help=words, rich_help_panel=panel, **more)
+
+
+JsonOption = Annotated[bool, option(OUTPUT, "Print the result as one JSON object.", "--json")]
+QuietOption = Annotated[int, option(OUTPUT, "No progress, no notes. Twice: errors only.", "--quiet", "-q", count=True)]
+VerboseOption = Annotated[int, option(OUTPUT, "Tell what happens to single requests.", "--verbose", "-v", count=True)]
+
+
+def _show_all(ctx: typer.Context, is_asked: bool) -> None:
+    if is_asked and not ctx.resilient_parsing:
+        from vlmbatch.cli.help import whole
+
+        out(whole(ctx))
+        raise typer.Exit
+
+
+HelpAllOption = Annotated[
+    bool, typer.Option("--help-all", help="Show every option and exit.", callback=_show_all, is_eager=True)
 ]
-QuietOption = Annotated[
-    int,
-    typer.Option(
-        "--quiet", "-q", count=True, help="No progress; twice: errors only.", rich_help_panel=OUTPUT, show_default=False
-    ),
-]
-VerboseOption = Annotated[
-    int,
-    typer.Option(
-        "--verbose", "-v", count=True, help="Say more of single requests.", rich_help_panel=OUTPUT, show_default=False
-    ),
-]
-RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Run folder, made by build.", show_default=False)]
+RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Run folder, made by build.")]
+
+
+class Command(TyperCommand):
+    """A command whose help fits on a screen."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the help of everyday options; --help-all has all of them."""
+        from vlmbatch.cli.help import short
+
+        formatter.write(short(ctx))
+
+
+class Program(TyperGroup):
+    """All commands under one name."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the help of the program."""
+        from vlmbatch.cli.help import front
+
+        formatter.write(front(ctx))
 
 
 def finish(
@@ -92,7 +129,7 @@ def envelope(command: str, data: Any, error: VlmbatchError | None) -> dict[str, 
 def _errors(error: VlmbatchError) -> list[dict[str, Any]]:
     head = {"code": error.code, "message": error.message, "hint": error.hint}
     rest = [
-        {"code": p.code, "message": p.message, "hint": "", "path": p.where or None, "line": p.line}
+        {"code": p.code, "message": p.sentence, "hint": "", "path": p.where or None, "line": p.line}
         for p in error.problems
     ]
     return [head, *rest]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vlmbatch.cli.base import JsonOption, QuietOption, VerboseOption, finish
+from vlmbatch.cli.base import HelpAllOption, JsonOption, QuietOption, VerboseOption, finish, option
 from vlmbatch.console import Console, Watch, number_bytes, out, safe
 from vlmbatch.errors import Interrupted
 
@@ -19,174 +19,155 @@ if TYPE_CHECKING:
 _ASK = "What is asked"
 _TABLE = "Tables"
 _IMAGE = "Images"
-_SHARDS = "Folder and shards"
+_FOLDER = "Run folder"
 _CARRIER = "Images too large to inline"
+
+EVERYDAY = (
+    *("--out", "--skip-bad"),
+    *("--model", "--provider", "--prompt", "--prompt-file", "--system-file", "--max-tokens", "--json-schema"),
+    *("--config", "--image-field", "--question-field", "--id-fields"),
+    "--max-side",
+)
+"""The options of the one-screen help, in its order; the others are named there, and told by --help-all."""
 
 
 def build(
     sources: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="SOURCE", help="Folders, images, or one table (- = JSONL on stdin).", show_default=False
-        ),
+        typer.Argument(metavar="SOURCE", help="Folders, images, or a table of rows; - is JSONL on stdin."),
     ] = None,
     *,
-    out_dir: Annotated[str, typer.Option("--out", "-o", metavar="RUN", help="Run folder to make.", show_default=False)],
+    out_dir: Annotated[str, option(_FOLDER, "Run folder to make; must not exist yet.", "--out", "-o", metavar="RUN")],
     model: Annotated[
-        str | None,
-        typer.Option("--model", "--model-id", help="The model, as the provider spells it.", rich_help_panel=_ASK),
+        str | None, option(_ASK, "Model, as its provider spells it.", "--model", "--model-id", metavar="NAME")
     ] = None,
     provider: Annotated[
         str | None,
-        typer.Option(
-            help="openai (default), anthropic, gemini, vllm, sglang or compatible.",
-            rich_help_panel=_ASK,
+        option(
+            _ASK,
+            "openai, anthropic, gemini, vllm, sglang, compatible.",
+            metavar="NAME",
+            show_default="openai, or vllm with --config",
         ),
     ] = None,
-    prompt: Annotated[str | None, typer.Option(help="The prompt's text.", rich_help_panel=_ASK)] = None,
-    prompt_file: Annotated[
-        str | None, typer.Option(metavar="FILE", help="The prompt, from a file.", rich_help_panel=_ASK)
-    ] = None,
-    system_file: Annotated[
-        str | None, typer.Option(metavar="FILE", help="The system prompt.", rich_help_panel=_ASK)
-    ] = None,
+    prompt: Annotated[str | None, option(_ASK, "What is asked about every image.", metavar="TEXT")] = None,
+    prompt_file: Annotated[str | None, option(_ASK, "The prompt, read from a file.", metavar="FILE")] = None,
+    system_file: Annotated[str | None, option(_ASK, "System prompt, read from a file.", metavar="FILE")] = None,
     max_tokens: Annotated[
-        int | None, typer.Option(help="Output limit with reasoning (4096).", rich_help_panel=_ASK)
+        int | None, option(_ASK, "Output limit, reasoning included.", metavar="N", show_default="4096")
     ] = None,
     max_tokens_field: Annotated[
-        str,
-        typer.Option(metavar="NAME", help="The limit's name in the body.", rich_help_panel=_ASK, show_default=False),
+        str, option(_ASK, "Name of the output limit in the body, where a server wants another.", metavar="NAME")
     ] = "",
-    temperature: Annotated[float | None, typer.Option(help="Sent only if given.", rich_help_panel=_ASK)] = None,
-    top_p: Annotated[float | None, typer.Option(help="Sent only if given.", rich_help_panel=_ASK)] = None,
+    temperature: Annotated[float | None, option(_ASK, "Sampling temperature; sent only if given.", metavar="N")] = None,
+    top_p: Annotated[float | None, option(_ASK, "Nucleus sampling; sent only if given.", metavar="N")] = None,
     detail: Annotated[
-        str | None, typer.Option(help="Of images: low, high, auto, original.", rich_help_panel=_ASK)
+        str | None, option(_ASK, "Image detail: low, high, auto, original; sent only if given.", metavar="WORD")
     ] = None,
     reasoning_effort: Annotated[
-        str | None, typer.Option(metavar="WORD", help="Sent only if given.", rich_help_panel=_ASK)
+        str | None, option(_ASK, "How hard to think, in the provider's words; sent only if given.", metavar="WORD")
     ] = None,
     thinking_budget: Annotated[
-        int | None, typer.Option(metavar="TOKENS", help="Sent only if given.", rich_help_panel=_ASK)
+        int | None, option(_ASK, "Most tokens of thinking; sent only if given.", metavar="TOKENS")
     ] = None,
-    response_format: Annotated[
-        str | None, typer.Option(metavar="json", help="Ask for a JSON answer.", rich_help_panel=_ASK)
-    ] = None,
-    json_schema: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Ask for JSON that fits this schema.", rich_help_panel=_ASK)
-    ] = None,
+    response_format: Annotated[str | None, option(_ASK, "Ask for a JSON answer of any form.", metavar="json")] = None,
+    json_schema: Annotated[str | None, option(_ASK, "Ask for JSON that fits this JSON Schema.", metavar="FILE")] = None,
     extra_body: Annotated[
-        str | None, typer.Option(metavar="FILE", help="JSON object merged over the body.", rich_help_panel=_ASK)
+        str | None, option(_ASK, "JSON object laid over the body of every request.", metavar="FILE")
     ] = None,
-    url: Annotated[
-        str, typer.Option(metavar="PATH", help="The endpoint's path.", rich_help_panel=_ASK, show_default=False)
-    ] = "",
+    url: Annotated[str, option(_ASK, "Path of the endpoint, if not the provider's usual one.", metavar="PATH")] = "",
     config: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="A pipeline file (YAML) that says it all.", rich_help_panel=_TABLE),
+        str | None, option(_TABLE, "Pipeline file (YAML): model, tables and prompts.", metavar="FILE")
     ] = None,
     image_field: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="Image column (image_path); repeatable.", rich_help_panel=_TABLE),
+        list[str] | None, option(_TABLE, "Image column; repeatable.", metavar="COL", show_default="image_path")
     ] = None,
-    question_field: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Column of questions.", rich_help_panel=_TABLE)
-    ] = None,
+    question_field: Annotated[str | None, option(_TABLE, "Column with each row's own question.", metavar="COL")] = None,
     id_fields: Annotated[
-        str | None, typer.Option(metavar="A,B", help="Columns that name a row; must be unique.", rich_help_panel=_TABLE)
+        str | None, option(_TABLE, "Columns that together name a row; must be unique.", metavar="A,B")
     ] = None,
     prompt_template: Annotated[
         str | None,
-        typer.Option(metavar="TEXT", help="Jinja2; {{ image }} places the image.", rich_help_panel=_TABLE),
+        option(_TABLE, "Prompt made of the columns of a row, in Jinja2; {{ image }} places the image.", metavar="TEXT"),
     ] = None,
     image_base_path: Annotated[
-        str | None, typer.Option(metavar="DIR", help="Where image paths start.", rich_help_panel=_TABLE)
+        str | None, option(_TABLE, "Where image paths start.", metavar="DIR", show_default="the table's folder")
     ] = None,
     image_order: Annotated[
-        str, typer.Option(metavar="first|last", help="Where images stand.", rich_help_panel=_TABLE)
+        str, option(_TABLE, "Whether images stand before or behind the text.", metavar="first|last")
     ] = "first",
-    encoding: Annotated[str | None, typer.Option(help="A table's encoding (UTF-8).", rich_help_panel=_TABLE)] = None,
+    encoding: Annotated[str | None, option(_TABLE, "Encoding of tables.", metavar="NAME", show_default="UTF-8")] = None,
     delimiter: Annotated[
-        str | None, typer.Option(metavar="CHAR", help="What separates a CSV's cells.", rich_help_panel=_TABLE)
+        str | None, option(_TABLE, "What separates the cells of a CSV, if not found out rightly.", metavar="CHAR")
     ] = None,
     allow_outside: Annotated[
-        bool, typer.Option("--allow-outside", help="Let paths leave the image root.", rich_help_panel=_TABLE)
+        bool,
+        option(
+            _TABLE, "Allow absolute image paths, and paths that leave the folder where they start.", "--allow-outside"
+        ),
     ] = False,
-    allow_no_image: Annotated[
-        bool, typer.Option("--allow-no-image", help="Let rows have no image.", rich_help_panel=_TABLE)
-    ] = False,
-    follow_links: Annotated[
-        bool, typer.Option("--follow-links", help="Follow links in folders.", rich_help_panel=_TABLE)
-    ] = False,
+    allow_no_image: Annotated[bool, option(_TABLE, "Allow rows without an image.", "--allow-no-image")] = False,
+    follow_links: Annotated[bool, option(_TABLE, "Follow links inside source folders.", "--follow-links")] = False,
     check: Annotated[
-        str,
-        typer.Option(metavar="full|quick", help="How deep to look.", rich_help_panel=_IMAGE),
+        str, option(_IMAGE, "Decode all pixels, or check the files' structure alone.", metavar="full|quick")
     ] = "full",
     orient: Annotated[
-        str, typer.Option(metavar="keep|apply", help="Turn by EXIF, or not.", rich_help_panel=_IMAGE)
+        str, option(_IMAGE, "Leave a photo's EXIF orientation to the server, or turn the pixels.", metavar="keep|apply")
     ] = "keep",
     max_side: Annotated[
-        int | None, typer.Option(metavar="PX", help="Shrink larger sides to it.", rich_help_panel=_IMAGE)
+        int | None, option(_IMAGE, "Longer side of images, at most; larger ones shrink.", metavar="PX")
     ] = None,
     max_pixels: Annotated[
-        int | None, typer.Option(metavar="N", help="Shrink larger images to it.", rich_help_panel=_IMAGE)
+        int | None, option(_IMAGE, "Pixels of an image, at most; larger ones shrink.", metavar="N")
     ] = None,
     image_format: Annotated[
         str | None,
-        typer.Option("--format", metavar="jpeg|png|webp", help="Write all anew, as this.", rich_help_panel=_IMAGE),
+        option(_IMAGE, "Write images of other formats anew, in this one.", "--format", metavar="jpeg|png|webp"),
     ] = None,
     quality: Annotated[
-        int | None, typer.Option(metavar="1-100", help="Of JPEG and WebP written anew (90).", rich_help_panel=_IMAGE)
+        int | None, option(_IMAGE, "Quality of JPEG and WebP written anew.", metavar="1-100", show_default="90")
     ] = None,
     background: Annotated[
         str | None,
-        typer.Option(metavar="COLOUR", help="Behind JPEG: white, black or #rrggbb.", rich_help_panel=_IMAGE),
+        option(_IMAGE, "What transparent images get behind them in JPEG: white, black or #rrggbb.", metavar="COLOUR"),
     ] = None,
     strip_metadata: Annotated[
-        bool, typer.Option("--strip-metadata", help="Drop GPS, names, serials.", rich_help_panel=_IMAGE)
+        bool, option(_IMAGE, "Remove position, names and serial numbers from images.", "--strip-metadata")
     ] = False,
     convert_unsupported: Annotated[
-        bool,
-        typer.Option("--convert-unsupported", help="Convert what the provider refuses.", rich_help_panel=_IMAGE),
+        bool, option(_IMAGE, "Convert images of types that the provider does not take.", "--convert-unsupported")
     ] = False,
     limit_override: Annotated[
         list[str] | None,
-        typer.Option(
-            "--limit-override", metavar="NAME=N", help="Own value for a provider limit.", rich_help_panel=_IMAGE
+        option(
+            _IMAGE, "Your own value for a limit of the provider's; repeatable.", "--limit-override", metavar="NAME=N"
         ),
     ] = None,
-    id_prefix: Annotated[
-        str, typer.Option(help="Before every custom_id.", rich_help_panel=_SHARDS, show_default=False)
-    ] = "",
+    id_prefix: Annotated[str, option(_FOLDER, "What every custom_id begins with.", metavar="TEXT")] = "",
     shard_max_bytes: Annotated[
-        int | None, typer.Option(metavar="N", help="Bytes of a shard, at most.", rich_help_panel=_SHARDS)
+        int | None, option(_FOLDER, "Bytes of a shard, at most.", metavar="N", show_default="by the provider")
     ] = None,
     shard_max_requests: Annotated[
-        int | None, typer.Option(metavar="N", help="Requests of a shard, at most.", rich_help_panel=_SHARDS)
+        int | None, option(_FOLDER, "Requests of a shard, at most.", metavar="N", show_default="by the provider")
     ] = None,
     carrier: Annotated[
-        str,
-        typer.Option(
-            metavar="inline|provider-file",
-            help="Upload images first.",
-            rich_help_panel=_CARRIER,
-        ),
+        str, option(_CARRIER, "Images inside the requests, or uploaded beforehand.", metavar="inline|provider-file")
     ] = "inline",
     base_url: Annotated[
-        str, typer.Option(metavar="URL", help="Where the file store is.", rich_help_panel=_CARRIER, show_default=False)
+        str, option(_CARRIER, "Address of the file store, if not the provider's own.", metavar="URL")
     ] = "",
     api_key_env: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Variable that holds its key.", rich_help_panel=_CARRIER)
+        str | None, option(_CARRIER, "Name of the variable that holds the key of the file store.", metavar="NAME")
     ] = None,
-    api_key_file: Annotated[
-        str | None, typer.Option(metavar="FILE", help="File whose first line is its key.", rich_help_panel=_CARRIER)
+    api_key_file: Annotated[str | None, option(_CARRIER, "File whose first line is that key.", metavar="FILE")] = None,
+    skip_bad: Annotated[bool, option(_FOLDER, "Note bad inputs in rejected.jsonl and go on.", "--skip-bad")] = False,
+    workers: Annotated[
+        int | None, option(_FOLDER, "Threads that read images.", metavar="N", show_default="one per processor")
     ] = None,
-    skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Record bad inputs and go on.", rich_help_panel=_SHARDS)
-    ] = False,
-    workers: Annotated[int | None, typer.Option(help="Threads (default: processors).", rich_help_panel=_SHARDS)] = None,
     as_json: JsonOption = False,
     quiet: QuietOption = 0,
     verbose: VerboseOption = 0,
+    _help_all: HelpAllOption = False,
 ) -> None:
     """Freeze every request's exact bytes, images inlined, into a new run folder.
 

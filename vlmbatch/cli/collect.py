@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vlmbatch.cli.base import JsonOption, QuietOption, RunArgument, VerboseOption, finish
-from vlmbatch.cli.handover import HandOver, print_hand_over
+from vlmbatch.cli.base import HelpAllOption, JsonOption, QuietOption, RunArgument, VerboseOption, finish, option
+from vlmbatch.cli.handover import HandOver, print_hand_over, seal_warnings
 from vlmbatch.console import Console, Watch, out, safe, table
 from vlmbatch.errors import CheckFailed, Problem
 
@@ -22,111 +23,86 @@ _CHECK = "What has to hold"
 _HAND_OVER = "Report and hand-over"
 _SHOWN_REASONS = 5
 
+EVERYDAY = (
+    *("--write", "--rows", "--csv", "--parquet", "--retry-ids"),
+    *("--gate", "--require", "--compare"),
+    *("--expect-json", "--rehearsal"),
+    *("--report", "--seal", "--bag"),
+    *("--json", "--quiet"),
+)
+"""The options of the one-screen help, in its order; the others are named there, and told by --help-all."""
+
 
 def collect(
     run: RunArgument,
     results: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="RESULTS", help="Results files (all of RUN/results but the rehearsals).", show_default=False
-        ),
+        typer.Argument(metavar="RESULTS", help="Results files; all of RUN/results but rehearsals if none is named."),
     ] = None,
     *,
     write: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="Records go here, the summary beside them.", rich_help_panel=_WRITE),
+        str | None, option(_WRITE, "Write records to FILE, the summary beside it.", metavar="FILE")
     ] = None,
-    rows: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Input rows with answers, JSONL.", rich_help_panel=_WRITE)
-    ] = None,
-    csv: Annotated[str | None, typer.Option(metavar="FILE", help="A flat table.", rich_help_panel=_WRITE)] = None,
+    rows: Annotated[str | None, option(_WRITE, "Input rows with their answers, as JSONL.", metavar="FILE")] = None,
+    csv: Annotated[str | None, option(_WRITE, "Flat table as CSV.", metavar="FILE")] = None,
     csv_safe: Annotated[
-        bool,
-        typer.Option("--csv-safe", help="' before cells that look like formulas.", rich_help_panel=_WRITE),
+        bool, option(_WRITE, "Put ' before cells that a spreadsheet takes for formulas.", "--csv-safe")
     ] = False,
-    parquet: Annotated[
-        str | None, typer.Option(metavar="FILE", help="The same table as Parquet.", rich_help_panel=_WRITE)
-    ] = None,
+    parquet: Annotated[str | None, option(_WRITE, "Flat table as Parquet.", metavar="FILE")] = None,
     hf: Annotated[
-        str | None, typer.Option(metavar="DIR", help="A dataset folder: Parquet and card.", rich_help_panel=_WRITE)
+        str | None, option(_WRITE, "New Hugging Face dataset folder: the table as Parquet, and a card.", metavar="DIR")
     ] = None,
-    retry_ids: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Ids worth sending again.", rich_help_panel=_WRITE)
-    ] = None,
-    cap_ids: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Ids that need a higher limit.", rich_help_panel=_WRITE)
-    ] = None,
-    gate: Annotated[
-        bool, typer.Option("--gate", help="Check what a delivery should meet.", rich_help_panel=_CHECK)
-    ] = False,
+    retry_ids: Annotated[str | None, option(_WRITE, "Ids worth sending again, for run --ids.", metavar="FILE")] = None,
+    cap_ids: Annotated[str | None, option(_WRITE, "Ids whose answers the output limit cut.", metavar="FILE")] = None,
+    gate: Annotated[bool, option(_CHECK, "Exit 1 unless the run is fit for delivery.", "--gate")] = False,
     require: Annotated[
-        list[str] | None,
-        typer.Option(metavar="COND", help="Such as 'refusal<=2%'; repeatable.", rich_help_panel=_CHECK),
+        list[str] | None, option(_CHECK, "Exit 1 unless it holds: 'refusal<=2%'; repeatable.", metavar="COND")
     ] = None,
     require_field: Annotated[
-        list[str] | None,
-        typer.Option(metavar="PATH", help="JSON field that must be filled; repeatable.", rich_help_panel=_CHECK),
+        list[str] | None, option(_CHECK, "JSON field that every ok answer must fill; repeatable.", metavar="PATH")
     ] = None,
     compare: Annotated[
-        list[str] | None,
-        typer.Option(metavar="RUN2", help="Another run on the same images; repeatable.", rich_help_panel=_CHECK),
+        list[str] | None, option(_CHECK, "Compare with a run on the same images; repeatable.", metavar="RUN2")
     ] = None,
     explain: Annotated[
         str | None,
-        typer.Option(metavar="NUMBER", help="A number of the summary and its query.", rich_help_panel=_CHECK),
+        option(_CHECK, "Print a number of the summary and the command that computes it again.", metavar="NUMBER"),
     ] = None,
     expect_json: Annotated[
-        bool, typer.Option("--expect-json", help="Answers are to be JSON.", rich_help_panel=_READ)
+        bool, option(_READ, "Read answers as JSON, though none was asked for.", "--expect-json")
     ] = False,
-    json_schema: Annotated[
-        str | None, typer.Option(metavar="FILE", help="JSON that fits this schema.", rich_help_panel=_READ)
-    ] = None,
-    rehearsal: Annotated[
-        bool, typer.Option("--rehearsal", help="The rehearsals, and they alone.", rich_help_panel=_READ)
-    ] = False,
+    json_schema: Annotated[str | None, option(_READ, "JSON Schema that answers have to fit.", metavar="FILE")] = None,
+    rehearsal: Annotated[bool, option(_READ, "Read results of rehearsals, and no others.", "--rehearsal")] = False,
     reviews: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="Reviews (RUN/reviews.jsonl).", rich_help_panel=_READ, show_default=False),
+        str | None, option(_READ, "Verdicts of reviewers.", metavar="FILE", show_default="RUN/reviews.jsonl")
     ] = None,
-    report: Annotated[
-        bool, typer.Option("--report", help="Write RUN/report.html; needs --write.", rich_help_panel=_HAND_OVER)
-    ] = False,
-    sample: Annotated[
-        int, typer.Option(metavar="N", help="Records drawn for reviewers.", rich_help_panel=_HAND_OVER)
-    ] = 50,
-    seed: Annotated[int, typer.Option(metavar="N", help="Which sample is drawn.", rich_help_panel=_HAND_OVER)] = 0,
-    seal: Annotated[
-        bool, typer.Option("--seal", help="Hash all of RUN, add verify.py.", rich_help_panel=_HAND_OVER)
-    ] = False,
-    bag: Annotated[
-        str | None, typer.Option(metavar="DIR", help="Pack RUN into a BagIt bag.", rich_help_panel=_HAND_OVER)
-    ] = None,
-    license_: Annotated[
-        str,
-        typer.Option(
-            "--license", metavar="TEXT", help="Licence the bag states.", rich_help_panel=_HAND_OVER, show_default=False
-        ),
-    ] = "",
+    report: Annotated[bool, option(_HAND_OVER, "Write RUN/report.html to look at; needs --write.", "--report")] = False,
+    sample: Annotated[int, option(_HAND_OVER, "How many records the report draws for reviewers.", metavar="N")] = 50,
+    seed: Annotated[int, option(_HAND_OVER, "Which sample is drawn: another number, another sample.", metavar="N")] = 0,
+    seal: Annotated[bool, option(_HAND_OVER, "Hash every file of RUN and add verify.py.", "--seal")] = False,
+    bag: Annotated[str | None, option(_HAND_OVER, "Copy RUN into a new BagIt bag.", metavar="DIR")] = None,
+    license_: Annotated[str, option(_HAND_OVER, "Licence that the bag states.", "--license", metavar="TEXT")] = "",
     redact: Annotated[
-        str | None, typer.Option(metavar="DIR", help="Copy RUN without --leave-out.", rich_help_panel=_HAND_OVER)
+        str | None, option(_HAND_OVER, "Copy RUN into a new folder, without what --leave-out names.", metavar="DIR")
     ] = None,
     leave_out: Annotated[
         list[str] | None,
-        typer.Option(metavar="WHAT", help="images, paths or prompts; repeatable.", rich_help_panel=_HAND_OVER),
+        option(_HAND_OVER, "What --redact leaves out: images, paths or prompts; repeatable.", metavar="WHAT"),
     ] = None,
     keep_field: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="Row field the copy keeps; repeatable.", rich_help_panel=_HAND_OVER),
+        list[str] | None, option(_HAND_OVER, "Field of the rows that --redact keeps; repeatable.", metavar="NAME")
     ] = None,
     as_json: JsonOption = False,
     quiet: QuietOption = 0,
     verbose: VerboseOption = 0,
+    _help_all: HelpAllOption = False,
 ) -> None:
-    """Join results into one record per request; without --write, check the folder and read only.
+    """Join results into one record per request; without --write, only read and check.
 
     \b
       vlmbatch collect runs/r001 --write runs/r001/merged.jsonl
       vlmbatch collect runs/r001 --gate --require 'refusal<=2%'
+      vlmbatch collect runs/r001 --write runs/r001/merged.jsonl --report --seal
     """  # noqa: D301  (\b holds the lines below apart)
     from vlmbatch.api.run import Run
     from vlmbatch.stages.collecting.options import CollectOptions
@@ -167,8 +143,11 @@ def collect(
         result = opened.collect(options, results or (), on_event=watch.on_event)
     for sentence in result.warnings:
         console.warning(sentence)
-    told = hand_over.carry_out(result, write, console)
-    data = _data(result, told)
+    told = hand_over.carry_out(opened, result, console)
+    after = seal_warnings(result, told)
+    for sentence in after:
+        console.warning(sentence)
+    data = _data(result, told) | {"warnings": [*result.warnings, *after]}
     if explain:
         _explain(result, explain, data, as_json=as_json)
         return
@@ -193,7 +172,6 @@ def _data(result: CollectResult, told: Mapping[str, Mapping[str, Any]]) -> dict[
         "comparisons": list(result.comparisons),
         "written": dict(result.written),
         "hand_over": dict(told),
-        "warnings": list(result.warnings),
     }
 
 
@@ -288,7 +266,7 @@ def _rate(rate: float | None) -> str:
 
 
 def _print_next(result: CollectResult, summary: Mapping[str, Any]) -> None:
-    path = safe(result.run.path)
+    path = shlex.quote(safe(result.run.path))
     again, capped = summary["worth_sending_again"], summary["needs_higher_limit"]
     rehearsed = 0 if summary["rehearsal"] or summary["attempts"]["total"] else len(result.run.results(rehearsal=True))
     if rehearsed:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vlmbatch.cli.base import JsonOption, QuietOption, VerboseOption, envelope, finish, out_json
+from vlmbatch.cli.base import HelpAllOption, JsonOption, QuietOption, VerboseOption, envelope, finish, option, out_json
 from vlmbatch.console import Console, Watch, out, safe
 from vlmbatch.errors import InputError
 
@@ -19,107 +19,95 @@ _SAMPLE = "A measured sample"
 _SHARDS = "Shards"
 _PRICE = "Prices (USD per million tokens)"
 
-
-def _usd(text: str) -> Any:
-    return typer.Option(metavar="USD", help=text, rich_help_panel=_PRICE)
-
-
-_PriceIn = Annotated[str | None, _usd("Input tokens, a million.")]
-_PriceOut = Annotated[str | None, _usd("Output tokens, with reasoning.")]
-_PriceCached = Annotated[str | None, _usd("Input from the provider's cache (default: as input).")]
-_PriceBatchIn = Annotated[str | None, _usd("Input over batch, where the page names it.")]
-_PriceBatchOut = Annotated[str | None, _usd("Output over batch, likewise.")]
+EVERYDAY = (
+    *("--out-tokens", "--scheme", "--size", "--model"),
+    *("--calibrate", "--against", "--require-receipt"),
+    *("--price-in", "--price-out", "--batch-discount", "--price-source", "--price-date"),
+    *("--json", "--quiet"),
+)
+"""The options of the one-screen help, in its order; the others are named there, and told by --help-all."""
 
 
 def estimate(
-    run_dir: Annotated[
-        str | None, typer.Argument(metavar="RUN", help="Run folder, made by build.", show_default=False)
-    ] = None,
+    run_dir: Annotated[str | None, typer.Argument(metavar="RUN", help="Run folder, made by build.")] = None,
     *,
-    scheme: Annotated[
-        str, typer.Option(help="How image tokens are counted; auto picks by the model.", rich_help_panel=_TOKENS)
-    ] = "auto",
+    scheme: Annotated[str, option(_TOKENS, "Rule for image tokens; auto picks it by model.", metavar="NAME")] = "auto",
     scheme_file: Annotated[
-        str | None, typer.Option(metavar="TOML", help="Rules of your own, before ours.", rich_help_panel=_TOKENS)
+        str | None, option(_TOKENS, "Rules of your own, which come before ours.", metavar="TOML")
     ] = None,
     detail: Annotated[
-        str | None, typer.Option(help="Image detail, if not the frozen one.", rich_help_panel=_TOKENS)
+        str | None, option(_TOKENS, "Image detail to count with, if not the one that is sent.", metavar="WORD")
     ] = None,
     fixed_tokens: Annotated[
-        int, typer.Option(help="An image under fixed, or of unknown size.", rich_help_panel=_TOKENS)
+        int, option(_TOKENS, "Tokens of an image under --scheme fixed, or of unknown size.", metavar="N")
     ] = 1000,
     text_tokens: Annotated[
-        int | None, typer.Option(help="A request's text (default: bytes / 3).", rich_help_panel=_TOKENS)
+        int | None, option(_TOKENS, "Text tokens of a request.", metavar="N", show_default="its bytes / 3")
     ] = None,
-    out_tokens: Annotated[
-        int | None, typer.Option(help="Output of an answer, with reasoning.", rich_help_panel=_TOKENS)
-    ] = None,
+    out_tokens: Annotated[int | None, option(_TOKENS, "Output of one answer, reasoning included.", metavar="N")] = None,
     size: Annotated[
-        str | None,
-        typer.Option(metavar="WxH", help="One image size, without a run; needs --model.", rich_help_panel=_TOKENS),
+        str | None, option(_TOKENS, "Count one image size, without RUN; needs --model.", metavar="WxH")
     ] = None,
-    model: Annotated[str | None, typer.Option(help="The model for --size.", rich_help_panel=_TOKENS)] = None,
-    provider: Annotated[str, typer.Option(help="Its provider, for --size.", rich_help_panel=_TOKENS)] = "",
+    model: Annotated[str | None, option(_TOKENS, "Model for --size.", metavar="NAME")] = None,
+    provider: Annotated[
+        str, option(_TOKENS, "Provider for --size, where the model's name does not tell.", metavar="NAME")
+    ] = "",
     calibrate: Annotated[
-        list[str] | None,
-        typer.Option(metavar="RESULTS", help="Measured results; repeatable.", rich_help_panel=_SAMPLE),
+        list[str] | None, option(_SAMPLE, "Reckon from these results of a sample; repeatable.", metavar="RESULTS")
     ] = None,
     rehearsal: Annotated[
-        bool, typer.Option("--rehearsal", help="Take rehearsals, for practice.", rich_help_panel=_SAMPLE)
+        bool, option(_SAMPLE, "Take results of a rehearsal as a sample, for practice.", "--rehearsal")
     ] = False,
     against: Annotated[
-        str | None, typer.Option(metavar="RUN", help="An earlier run to compare with.", rich_help_panel=_SAMPLE)
+        str | None, option(_SAMPLE, "Earlier run whose answers the sample should match.", metavar="RUN")
     ] = None,
     require_receipt: Annotated[
-        bool, typer.Option("--require-receipt", help="Exit 1 unless every image arrived.", rich_help_panel=_SAMPLE)
+        bool, option(_SAMPLE, "Exit 1 unless all images of the sample arrived.", "--require-receipt")
     ] = False,
-    price_in: _PriceIn = None,
-    price_out: _PriceOut = None,
-    price_cached: _PriceCached = None,
-    price_batch_in: _PriceBatchIn = None,
-    price_batch_out: _PriceBatchOut = None,
+    price_in: Annotated[str | None, option(_PRICE, "Input tokens.", metavar="USD")] = None,
+    price_out: Annotated[str | None, option(_PRICE, "Output tokens, reasoning included.", metavar="USD")] = None,
+    price_cached: Annotated[
+        str | None, option(_PRICE, "Input tokens from the provider's cache, if not priced as all input.", metavar="USD")
+    ] = None,
+    price_batch_in: Annotated[
+        str | None, option(_PRICE, "Input tokens over the batch API, where the provider names a price.", metavar="USD")
+    ] = None,
+    price_batch_out: Annotated[
+        str | None, option(_PRICE, "Output tokens over the batch API, likewise.", metavar="USD")
+    ] = None,
     batch_discount: Annotated[
-        str | None,
-        typer.Option(metavar="PART", help="What batch takes off: 0.5 = half price.", rich_help_panel=_PRICE),
+        str | None, option(_PRICE, "What the batch API takes off: 0.5 is half price.", metavar="PART")
     ] = None,
-    price_source: Annotated[
-        str | None, typer.Option(metavar="URL", help="The page they stand on.", rich_help_panel=_PRICE)
-    ] = None,
-    price_date: Annotated[
-        str | None, typer.Option(metavar="DAY", help="The day they were read.", rich_help_panel=_PRICE)
-    ] = None,
-    price_file: Annotated[
-        str | None, typer.Option(metavar="FILE", help="All of these, as TOML or JSON.", rich_help_panel=_PRICE)
-    ] = None,
+    price_source: Annotated[str | None, option(_PRICE, "Page where the prices stand.", metavar="URL")] = None,
+    price_date: Annotated[str | None, option(_PRICE, "Day on which they were read.", metavar="DAY")] = None,
+    price_file: Annotated[str | None, option(_PRICE, "All prices from a file, TOML or JSON.", metavar="FILE")] = None,
     shard_limit_bytes: Annotated[
-        int | None, typer.Option(metavar="N", help="Check shards against it (the provider's).", rich_help_panel=_SHARDS)
+        int | None, option(_SHARDS, "Bytes that a shard may have.", metavar="N", show_default="by the provider")
     ] = None,
     as_json: JsonOption = False,
     quiet: QuietOption = 0,
     verbose: VerboseOption = 0,
+    _help_all: HelpAllOption = False,
 ) -> None:
-    """Tell what a run will use and cost, by formula first, by a measured sample then.
+    """Tell what a run will use and cost: by formula, then by a measured sample.
 
     \b
       vlmbatch estimate runs/r001 --out-tokens 300
-      vlmbatch estimate runs/r001 --calibrate runs/r001/results/smoke.jsonl --price-in P --price-out P
+      vlmbatch estimate runs/r001 --calibrate runs/r001/results/smoke.jsonl --price-in 0.25 --price-out 2
       vlmbatch estimate --size 1024x768 --model M --json
     """  # noqa: D301  (\b holds the lines below apart)
     from vlmbatch.prices import Prices, read_file
     from vlmbatch.stages.estimating.options import EstimateOptions
 
-    typed = Prices.parse(
-        {
-            "price_in_usd_per_mtok": price_in,
-            "price_out_usd_per_mtok": price_out,
-            "price_cached_usd_per_mtok": price_cached,
-            "price_batch_in_usd_per_mtok": price_batch_in,
-            "price_batch_out_usd_per_mtok": price_batch_out,
-            "batch_discount": batch_discount,
-            "price_source": price_source,
-            "price_date": price_date,
-        },
-        where="prices",
+    typed = Prices.typed(
+        price_in=price_in,
+        price_out=price_out,
+        price_cached=price_cached,
+        price_batch_in=price_batch_in,
+        price_batch_out=price_batch_out,
+        batch_discount=batch_discount,
+        price_source=price_source,
+        price_date=price_date,
     )
     options = EstimateOptions(
         scheme=scheme,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING, Any
 
 from vlmbatch.console import duration, number_bytes, out, safe, table
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from vlmbatch.stages.estimating.options import EstimateResult
 
 _SHOWN = 10
+_SMOKE = 30
+"""Rows of a first paid sample; a run that has no more of them is sent whole."""
 
 
 def as_data(result: EstimateResult) -> dict[str, Any]:
@@ -199,7 +202,7 @@ def _last(result: EstimateResult) -> str:
     lines.append(f"channel: {result.channel}")
     lines.append(f"fingerprint: {result.run.fingerprint}")
     if result.sample is None:
-        lines.append(
-            f"next: vlmbatch run {safe(result.run.path)} --limit 30 --out {safe(result.run.path)}/results/smoke.jsonl"
-        )
+        run, is_small = result.run.path, result.load.requests <= _SMOKE
+        sample = "" if is_small else f" --limit {_SMOKE} --out {shlex.quote(safe(f'{run}/results/smoke.jsonl'))}"
+        lines.append(f"next: vlmbatch run {shlex.quote(safe(run))}{sample}")
     return "\n".join(lines)

@@ -11,6 +11,7 @@ from vlmbatch.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from vlmbatch.api.run import Run
     from vlmbatch.console import Console
     from vlmbatch.rundir import RunDir
     from vlmbatch.stages.collect import CollectResult
@@ -63,44 +64,48 @@ class HandOver:
             if self.redact:
                 archive.check_redact(run, self.redact, self.leave_out)
 
-    def carry_out(self, result: CollectResult, write: str | None, console: Console) -> dict[str, dict[str, Any]]:
+    def carry_out(self, run: Run, result: CollectResult, console: Console) -> dict[str, dict[str, Any]]:
         """Do what was asked for, in the order in which each holds what came before; return what each told.
 
         Where a check does not hold there is a report to look at, but nothing is handed over.
         """
         told: dict[str, dict[str, Any]] = {}
-        if self.report and write:
-            told["report"] = {"path": self._report(result, write, console)}
+        if self.report:
+            told["report"] = {"path": self._report(run, result, console)}
         if not (self.seal or self.bag or self.redact):
             return told
         if not all(check.holds for check in result.checks):
             console.warning("a check does not hold: nothing was sealed, packed or copied")
             return told
-        from vlmbatch.stages import archive
-
-        run = result.run
         if self.seal:
             with Watch(console, "sealing", unit="bytes") as watch:
-                told["seal"] = asdict(archive.seal(run, on_event=watch.on_event))
+                told["seal"] = asdict(run.seal(on_event=watch.on_event))
         if self.bag:
+            from vlmbatch.stages.archive import BagOptions
+
             with Watch(console, "packing", unit="files") as watch:
-                options = archive.BagOptions(license=self.license)
-                told["bag"] = asdict(archive.bag(run, self.bag, options, on_event=watch.on_event))
+                told["bag"] = asdict(run.bag(self.bag, BagOptions(license=self.license), on_event=watch.on_event))
         if self.redact:
             with Watch(console, "redacting", unit="files") as watch:
                 what, kept = tuple(self.leave_out), tuple(self.keep_fields)
-                copy = archive.redact(run, self.redact, what, keep_fields=kept, on_event=watch.on_event)
+                copy = run.redact(self.redact, what, keep_fields=kept, on_event=watch.on_event)
                 told["redact"] = asdict(copy)
         return told
 
-    def _report(self, result: CollectResult, write: str, console: Console) -> str:
-        from vlmbatch.stages.report import ReportOptions, write_report
+    def _report(self, run: Run, result: CollectResult, console: Console) -> str:
+        from vlmbatch.stages.report import ReportOptions
 
         options = ReportOptions(sample=self.sample, seed=self.seed)
         with Watch(console, "drawing the report") as watch:
-            return write_report(
-                result.run, records=write, summary=result.summary, options=options, on_event=watch.on_event
-            )
+            return run.report(result, options, on_event=watch.on_event)
+
+
+def seal_warnings(result: CollectResult, told: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return what to say where something was written into the folder after its seal was set."""
+    from vlmbatch.rundir import SEAL_BROKEN
+
+    is_broken = result.breaks_seal or ("report" in told and result.run.is_sealed)
+    return [SEAL_BROKEN] if is_broken and "seal" not in told else []
 
 
 def print_hand_over(told: Mapping[str, Mapping[str, Any]]) -> None:

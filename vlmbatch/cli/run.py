@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
+import shlex
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from vlmbatch.cli import cluster
-from vlmbatch.cli.base import JsonOption, QuietOption, RunArgument, VerboseOption, finish
+from vlmbatch.cli.base import HelpAllOption, JsonOption, QuietOption, RunArgument, VerboseOption, finish, option
 from vlmbatch.cli.run_batch import (
     CancelOption,
     DetachOption,
@@ -33,77 +32,73 @@ if TYPE_CHECKING:
 
 _WHERE = "Where to send"
 _WHICH = "Which rows"
-_PACE = "Pace and patience"
-_MONEY = "Limits on spending"
-_REHEARSAL = "Rehearsal"
-_PARTS = "Parts, files"
+_PACE = "Pace and limits"
+_PARTS = "Parts and files"
+
+EVERYDAY = (
+    *("--channel", "--base-url", "--api-key-env", "--rehearsal"),
+    *("--limit", "--retry-status"),
+    *("--concurrency", "--max-usd"),
+    "--detach",
+    *("--serve", "--slurm"),
+)
+"""The options of the one-screen help, in its order; the others are named there, and told by --help-all."""
 
 
 def run(
     run_dir: RunArgument,
     *,
-    channel: Annotated[str, typer.Option(help="realtime or batch.", rich_help_panel=_WHERE)] = "realtime",
+    channel: Annotated[str, option(_WHERE, "Send now, or as batch jobs.", metavar="realtime|batch")] = "realtime",
     base_url: Annotated[
         list[str] | None,
-        typer.Option(
-            "--base-url", metavar="URL", help="Instead of the provider's; repeatable.", rich_help_panel=_WHERE
-        ),
+        option(_WHERE, "Address of your own server or a relay; repeatable.", "--base-url", metavar="URL"),
     ] = None,
-    endpoints: Annotated[
-        str | None, typer.Option(metavar="URL,URL", help="Several base URLs at once.", rich_help_panel=_WHERE)
-    ] = None,
+    endpoints: Annotated[str | None, option(_WHERE, "Several addresses at once.", metavar="URL,URL")] = None,
     api_key_env: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Variable that holds the key (never the key).", rich_help_panel=_WHERE),
+        str | None, option(_WHERE, "Variable that holds the API key (never the key).", metavar="NAME")
     ] = None,
-    api_key_file: Annotated[
-        str | None, typer.Option(metavar="FILE", help="File whose first line is the key.", rich_help_panel=_WHERE)
-    ] = None,
+    api_key_file: Annotated[str | None, option(_WHERE, "File whose first line is the key.", metavar="FILE")] = None,
     limit: Annotated[
-        int | None, typer.Option(metavar="N", help="A sample spread evenly, always the same.", rich_help_panel=_WHICH)
+        int | None, option(_WHICH, "Send N rows spread over the run, always the same.", metavar="N")
     ] = None,
     ids: Annotated[
-        str | None, typer.Option(metavar="FILE", help="These ids, whatever they have.", rich_help_panel=_WHICH)
+        str | None, option(_WHICH, "Send these rows, a custom_id on each line, whatever they have.", metavar="FILE")
     ] = None,
-    no_resume: Annotated[
-        bool, typer.Option("--no-resume", help="Send answered rows again, too.", rich_help_panel=_WHICH)
-    ] = False,
+    no_resume: Annotated[bool, option(_WHICH, "Send rows again that have an answer.", "--no-resume")] = False,
     retry_status: Annotated[
-        list[str] | None,
-        typer.Option(metavar="STATUS", help="Send rows that ended so again; repeatable.", rich_help_panel=_WHICH),
+        list[str] | None, option(_WHICH, "Send rows of this status again; repeatable.", metavar="STATUS")
     ] = None,
-    retry_times: Annotated[int, typer.Option(metavar="N", help="At most this often.", rich_help_panel=_WHICH)] = 2,
+    retry_times: Annotated[
+        int, option(_WHICH, "How often --retry-status sends a row again, over all commands.", metavar="N")
+    ] = 2,
     pending: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="Write the lines still to be sent, send nothing.", rich_help_panel=_WHICH),
+        str | None, option(_WHICH, "Write the lines that are still to be sent, and send nothing.", metavar="FILE")
     ] = None,
     concurrency: Annotated[
         int | None,
-        typer.Option(
+        option(
+            _PACE,
+            "Open requests per server, at most.",
             "--concurrency",
             "--n-concurrent",
             envvar="VLMBATCH_CONCURRENCY",
-            help="Open requests per endpoint, at most (32).",
-            rich_help_panel=_PACE,
+            metavar="N",
+            show_default=str(cluster.DEFAULT_CONCURRENCY),
         ),
     ] = None,
-    rpm: Annotated[float | None, typer.Option(help="Requests a minute, at most.", rich_help_panel=_PACE)] = None,
-    tpm: Annotated[float | None, typer.Option(help="Tokens a minute, at most.", rich_help_panel=_PACE)] = None,
-    rate_limit_delay: Annotated[
-        float, typer.Option(metavar="S", help="Seconds between two requests.", rich_help_panel=_PACE)
-    ] = 0.0,
+    rpm: Annotated[float | None, option(_PACE, "Requests a minute, at most.", metavar="N")] = None,
+    tpm: Annotated[float | None, option(_PACE, "Tokens a minute, at most.", metavar="N")] = None,
+    rate_limit_delay: Annotated[float, option(_PACE, "Seconds between two requests.", metavar="S")] = 0.0,
     timeout: Annotated[
-        float, typer.Option(metavar="S", help="Deadline of a try; doubles after each.", rich_help_panel=_PACE)
+        float, option(_PACE, "Seconds that a request may take; doubled after each that took longer.", metavar="S")
     ] = 600.0,
-    max_tries: Annotated[int, typer.Option(help="Tries of a row in this run.", rich_help_panel=_PACE)] = 6,
+    max_tries: Annotated[int, option(_PACE, "How often this command tries a row, at most.", metavar="N")] = 6,
     max_wait: Annotated[
-        float, typer.Option(metavar="S", help="Longest wait a server may ask for.", rich_help_panel=_PACE)
+        float, option(_PACE, "Longest wait in seconds that a server may ask for.", metavar="S")
     ] = 120.0,
-    max_usd: Annotated[
-        str | None, typer.Option(metavar="USD", help="Stop before the run costs more.", rich_help_panel=_MONEY)
-    ] = None,
+    max_usd: Annotated[str | None, option(_PACE, "Stop before the run costs more.", metavar="USD")] = None,
     max_tokens_total: Annotated[
-        int | None, typer.Option(metavar="N", help="Stop before the run uses more.", rich_help_panel=_MONEY)
+        int | None, option(_PACE, "Stop before the run uses more tokens, input and output.", metavar="N")
     ] = None,
     poll_interval: PollIntervalOption = 60.0,
     detach: DetachOption = False,
@@ -124,36 +119,32 @@ def run(
     max_retries: cluster.MaxRetriesOption = None,
     merge: cluster.MergeOption = False,
     rehearsal: Annotated[
-        bool, typer.Option("--rehearsal", help="Send to a provider of our own; no key.", rich_help_panel=_REHEARSAL)
+        bool, option(_WHERE, "Practise without key or cost: a stand-in answers.", "--rehearsal")
     ] = False,
-    faults: Annotated[
-        str | None, typer.Option(metavar="FILE", help="How the rehearsal misbehaves.", rich_help_panel=_REHEARSAL)
-    ] = None,
+    faults: Annotated[str | None, option(_WHERE, "How the rehearsal misbehaves (JSON).", metavar="FILE")] = None,
     out_file: Annotated[
-        str | None,
-        typer.Option("--out", "-o", metavar="FILE", help="Results file, in RUN/results/.", rich_help_panel=_PARTS),
+        str | None, option(_PARTS, "Name of the results file in RUN/results/.", "--out", "-o", metavar="FILE")
     ] = None,
     num_shards: Annotated[
-        str | None, typer.Option(metavar="N", help="Deal the rows out to N parts.", rich_help_panel=_PARTS)
+        str | None, option(_PARTS, "Divide the rows into N parts, a command for each.", metavar="N")
     ] = None,
     shard_id: Annotated[
-        str | None, typer.Option(metavar="I", help="This part, from 0 (or $NAME).", rich_help_panel=_PARTS)
+        str | None, option(_PARTS, "Which part this is, from 0; or $NAME of a variable that says it.", metavar="I")
     ] = None,
     verify: Annotated[
-        str, typer.Option(metavar="full|lines", help="Check all first, or what is sent.", rich_help_panel=_PARTS)
+        str, option(_PARTS, "Check the whole folder first, or each line when it is sent.", metavar="full|lines")
     ] = "full",
-    progress_path: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Progress, here too.", rich_help_panel=_PARTS)
-    ] = None,
+    progress_path: Annotated[str | None, option(_PARTS, "Write progress.json here, too.", metavar="FILE")] = None,
     as_json: JsonOption = False,
     quiet: QuietOption = 0,
     verbose: VerboseOption = 0,
+    _help_all: HelpAllOption = False,
 ) -> None:
-    """Send the frozen requests and keep every answer; the same command again goes on.
+    """Send the frozen requests, keep every answer; the same command again goes on.
 
     \b
       vlmbatch run runs/r001 --rehearsal
-      vlmbatch run runs/r001 --api-key-env OPENAI_API_KEY --limit 30 --out runs/r001/results/smoke.jsonl
+      vlmbatch run runs/r001 --limit 30 --out smoke.jsonl
       vlmbatch run runs/r001 --base-url http://127.0.0.1:8000/v1
       vlmbatch run runs/r001 --channel batch --api-key-env OPENAI_API_KEY
       vlmbatch run runs/r001 --slurm 8 --gpus 4 --serve 'vllm serve {model} --port {port}' --merge
@@ -355,7 +346,8 @@ def _print(run: Run, result: RunResult) -> None:
         out(f"lost: {result.lost_lines:,} answer(s) could not be written")
     out(f"fingerprint: {run.fingerprint}")
     mark = " --rehearsal" if result.rehearsal else ""
-    out(f"next: vlmbatch collect {safe(run.path)}{mark} --write {safe(os.path.join(run.path, 'merged.jsonl'))}")
+    path, merged = (shlex.quote(safe(one)) for one in (run.path, os.path.join(run.path, "merged.jsonl")))
+    out(f"next: vlmbatch collect {path}{mark} --write {merged}")
 
 
 def _print_rows(result: RunResult) -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
+from vlmbatch.cli.base import option
 from vlmbatch.console import out, safe
 from vlmbatch.errors import InputError
 
@@ -16,21 +15,16 @@ PANEL = "Batch jobs (--channel batch)"
 _SHOWN_FLAWS = 20
 
 PollIntervalOption = Annotated[
-    float, typer.Option("--poll-interval", metavar="S", help="Longest time between two looks.", rich_help_panel=PANEL)
+    float, option(PANEL, "Longest time in seconds between two looks at the jobs.", "--poll-interval", metavar="S")
 ]
-DetachOption = Annotated[
-    bool, typer.Option("--detach", help="Submit, then return; the same command fetches.", rich_help_panel=PANEL)
-]
-StatusOption = Annotated[bool, typer.Option("--status", help="Only say where open jobs stand.", rich_help_panel=PANEL)]
-CancelOption = Annotated[
-    bool, typer.Option("--cancel", help="End open jobs; keep what they did.", rich_help_panel=PANEL)
-]
+DetachOption = Annotated[bool, option(PANEL, "Submit and return; the same command fetches.", "--detach")]
+StatusOption = Annotated[bool, option(PANEL, "Only say where open jobs stand.", "--status")]
+CancelOption = Annotated[bool, option(PANEL, "End open jobs and fetch what they did.", "--cancel")]
 MaxInFlightOption = Annotated[
-    int | None, typer.Option("--max-in-flight-batches", metavar="N", help="Jobs open at once.", rich_help_panel=PANEL)
+    int | None, option(PANEL, "Jobs open at once, at most.", "--max-in-flight-batches", metavar="N")
 ]
 MaxEnqueuedOption = Annotated[
-    int | None,
-    typer.Option("--max-enqueued-tokens", metavar="N", help="Input tokens in open jobs.", rich_help_panel=PANEL),
+    int | None, option(PANEL, "Input tokens in open jobs, at most.", "--max-enqueued-tokens", metavar="N")
 ]
 
 
