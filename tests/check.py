@@ -1,14 +1,16 @@
-"""Everything that must hold before a change lands: lint, format, types, tests, and a wheel that runs on its own.
+"""Everything that must hold before a change lands: lint, format, types, tests, and an installation from nothing.
 
 ``python tests/check.py`` runs all of it; names on the command line (``lint``, ``types``, ``tests``, ``wheel``) choose.
 """
 
 from __future__ import annotations
 
+import os
+import re
+import shutil
 import subprocess
 import sys
 import tempfile
-import venv
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -32,19 +34,15 @@ def types() -> None:
 
 
 def wheel() -> None:
-    """Build a wheel, install it without the dev tools, and carry sample images through all four commands."""
+    """Build the distributions, and give the README's first command in the source's, with nothing but Python."""
     with tempfile.TemporaryDirectory() as folder:
-        place = Path(folder)
-        _run(PYTHON, "-m", "build", "--wheel", "--outdir", folder)
-        (built,) = place.glob("*.whl")
-        venv.create(place / "venv", with_pip=True)
-        _run(str(place / "venv/bin/python"), "-m", "pip", "install", "-q", str(built))
-        python, command = str(place / "venv/bin/python"), str(place / "venv/bin/vlmbatch")
-        _run(python, "-m", "vlmbatch.rehearsal.samples", "samples", cwd=place)
-        _run(command, "build", "samples", "--out", "run", "--model", "m", "--prompt", "What is this?", cwd=place)
-        _run(command, "estimate", "run", "--scheme", "fixed", cwd=place)
-        _run(command, "run", "run", "--rehearsal", cwd=place)
-        _run(command, "collect", "run", "--rehearsal", "--write", "run/merged.jsonl", cwd=place)
+        _run(PYTHON, "-m", "build", "--outdir", folder)
+        (source,) = Path(folder).glob("*.tar.gz")
+        shutil.unpack_archive(source, folder)
+        place = Path(folder, source.name.removesuffix(".tar.gz"))
+        (command,) = re.findall(r"<!-- try-command -->\n```sh\n(.*?)```", (place / "README.md").read_text(), re.DOTALL)
+        os.environ["PATH"] = f"{Path(PYTHON).parent}:{os.environ['PATH']}"  # this Python is its python3
+        _run("sh", "-c", command, cwd=place)
 
 
 def tests() -> None:

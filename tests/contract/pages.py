@@ -1,4 +1,4 @@
-"""The documentation as data: pages, headings, links, flags, and the blocks that a test runs."""
+"""The documentation as data: pages, headings, links, flags, fenced blocks and code in the prose."""
 
 from __future__ import annotations
 
@@ -15,18 +15,20 @@ PAGES = sorted(
     for path in ROOT.glob(pattern)
     if ".venv" not in path.parts
 )
-_FENCED = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
+_FENCED = re.compile(r"^ *```.*?^ *```$", re.DOTALL | re.MULTILINE)
 _CODE = re.compile(r"`[^`\n]+`")
 _LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 _HEADING = re.compile(r"^#{1,6} (.+)$", re.MULTILINE)
 _FLAG = re.compile(r"(?<![-\w])--[a-z][a-z0-9-]*")
-_BLOCK = re.compile(r"^<!-- run(?: in (?P<folder>\S+))? -->\n```sh\n(?P<code>.*?)^```$", re.DOTALL | re.MULTILINE)
+_BLOCK = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
+_GENERATED = re.compile(r"<!-- generated: .*?<!-- end -->", re.DOTALL)
+_SPAN = re.compile(r"`([^`]+)`")
 
 
 class Block(NamedTuple):
-    """A shell block that is to be run: in which folder of the page's own, and its text."""
+    """A fenced block: its language, and its text."""
 
-    folder: str
+    language: str
     code: str
 
 
@@ -78,9 +80,15 @@ def flags(page: Path) -> set[str]:
     return set(_FLAG.findall(text(page)))
 
 
-def blocks(page: Path) -> list[Block]:
-    """Return the blocks of a page that are marked to be run, in order."""
-    return [Block(found["folder"] or ".", found["code"]) for found in _BLOCK.finditer(text(page))]
+def blocks(page: Path | str) -> list[Block]:
+    """Return the fenced blocks of a page, in order."""
+    return [Block(*found) for found in _BLOCK.findall(text(page))]
+
+
+def spans(page: Path) -> list[str]:
+    """Return the code in a page's prose, each span once and on one line; what is generated is left aside."""
+    prose = _FENCED.sub("", _GENERATED.sub("", text(page)))
+    return list(dict.fromkeys(" ".join(span.split()).replace("\\|", "|") for span in _SPAN.findall(prose)))
 
 
 def marked(page: str, mark: str) -> str:
