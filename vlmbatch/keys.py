@@ -25,6 +25,7 @@ def key_for_run(
     base_urls: Sequence[str],
     environ: Mapping[str, str],
     *,
+    given: str | None = None,
     name: str | None = None,
     file: str | None = None,
     is_served: bool = False,
@@ -36,6 +37,7 @@ def key_for_run(
         provider: The run's adapter.
         base_urls: Where rows are sent; empty = the provider's own address.
         environ: The environment.
+        given: The key itself, where a program hands it over; blank = none is needed.
         name: The variable that the user named.
         file: The file that the user named.
         is_served: Whether rows go to a server that is started for the run, which wants a key only if one is named.
@@ -44,6 +46,8 @@ def key_for_run(
     Raises:
         InputError: A key that the user named is not there, or is none.
     """
+    if given is not None:
+        return _cleaned(given, "key=", tell) or None
     is_named = name is not None or file is not None
     if is_served and not is_named:
         return None
@@ -75,7 +79,7 @@ def read_key(
     names: Sequence[str],
     *,
     file: str | None = None,
-    is_required: bool = True,
+    is_required: bool,
     tell: Callable[[str], object],
 ) -> str | None:
     """Return the key by the name of its variable, or from a file.
@@ -105,6 +109,11 @@ def read_key(
                 hint=f"export {names[0] if names else 'KEY'}=…, or name another variable with --api-key-env",
             )
         return None
+    return _cleaned(raw, where, tell)
+
+
+def _cleaned(raw: str, where: str, tell: Callable[[str], object]) -> str:
+    """Return a key as a header takes it."""
     key = raw.strip()
     if not key.isascii() or not key.isprintable() or " " in key:
         raise InputError(

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _log = logging.getLogger(__name__)
+_log.addHandler(logging.NullHandler())  # or Python itself prints what nobody listens to
 
 
 class ProgressFileReporter:
@@ -30,6 +31,9 @@ class ProgressFileReporter:
         total: Requests in all.
         min_write_interval: Seconds between two writes at least; ``start`` and ``finalize`` always write.
         extra: Further fields to keep in the file, the same at every write.
+
+    Attributes:
+        problem: Why the file could not be written, empty as long as it could.
     """
 
     def __init__(
@@ -40,7 +44,7 @@ class ProgressFileReporter:
         *,
         extra: Mapping[str, Any] | None = None,
     ) -> None:
-        self._path = str(path)
+        self._path = os.path.abspath(os.fspath(path))
         self._total = total
         self._interval = min_write_interval
         self._extra = dict(extra or {})
@@ -48,7 +52,7 @@ class ProgressFileReporter:
         self._completed = 0
         self._failed = 0
         self._written_at = float("-inf")
-        self._has_complained = False
+        self.problem = ""
 
     def start(self, completed: int = 0, failed: int = 0) -> None:
         """Write the state from which the work starts."""
@@ -89,10 +93,9 @@ class ProgressFileReporter:
         try:
             _replace(self._path, jsonl.dumps_pretty(state))
         except (OSError, ValueError) as error:
-            if not self._has_complained:
-                self._has_complained = True
-                said = getattr(error, "strerror", None) or error
-                _log.warning("%s: progress cannot be written (%s)", self._path, said)
+            if not self.problem:
+                self.problem = str(getattr(error, "strerror", None) or error)
+                _log.warning("%s: progress cannot be written (%s)", self._path, self.problem)
 
 
 def _replace(path: str, data: bytes) -> None:

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import signal
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
+    from asyncio import Future
     from collections.abc import Callable, Iterator
     from types import FrameType
+
+_T = TypeVar("_T")
+
+_HANGUP = getattr(signal, "SIGHUP", None)
+"""A terminal that closes; the shell says it, and then the kernel. Windows has no such signal."""
 
 
 class Stop:
@@ -38,19 +44,48 @@ class Stop:
         self._listener = listener
 
 
+async def to_the_end(work: Future[_T], stop: Stop) -> _T:
+    """Wait for work that can be stopped; each cancelling asks it to stop once more, and it is waited for all the same.
+
+    Raises:
+        CancelledError: It was cancelled; the work is over.
+    """
+    import asyncio
+
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        while not work.done():
+            stop.ask()
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait([work])
+        if not work.cancelled():
+            work.exception()  # taken, so that the loop does not complain that nobody did
+        raise
+
+
 @contextlib.contextmanager
 def on_signals(stop: Stop) -> Iterator[None]:
-    """Turn Ctrl-C and SIGTERM into a wish to stop; as long as nobody heeds it, they end the program at once.
+    """Turn Ctrl-C, SIGTERM and SIGHUP into a wish to stop; as long as nobody heeds it, they end the program at once.
 
-    Only the main thread may do this: it is for doors.
+    Under ``nohup`` a terminal may close. While the program ends, only a person's second Ctrl-C cuts its cleaning up
+    short: schedulers and closing terminals say the same thing twice. Only the main thread may do this: it is for doors.
     """
+    heard: set[int] = set()
 
-    def ask(_number: int, _frame: FrameType | None) -> None:
-        if not stop.is_heeded:
+    def ask(number: int, _frame: FrameType | None) -> None:
+        is_repeated = number in heard
+        heard.add(number)
+        if stop.is_heeded:
+            if not is_repeated or number != _HANGUP:
+                stop.ask()
+        elif not is_repeated or number == signal.SIGINT:
             raise KeyboardInterrupt
-        stop.ask()
 
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    signals = [signal.SIGINT, signal.SIGTERM]
+    if _HANGUP is not None and signal.getsignal(_HANGUP) != signal.SIG_IGN:
+        signals.append(_HANGUP)
+    before = {number: signal.signal(number, ask) for number in signals}
     try:
         yield
     finally:

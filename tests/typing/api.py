@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import assert_type
+from typing import TypedDict, assert_type
 
 from vlmbatch import (
     AsyncRun,
+    BagOptions,
     BatchResult,
     BuildOptions,
     CheckFailed,
@@ -29,6 +30,7 @@ from vlmbatch import (
     Problem,
     ProgressFileReporter,
     Record,
+    ReportOptions,
     Run,
     RunOptions,
     RunResult,
@@ -124,6 +126,32 @@ def inference(rows: list[dict[str, str]]) -> None:
         assert_type(engine.run, Run | None)
     detail = FailureDetail("slow", 503, is_retryable=True, error_type=InferenceErrorType.API_STATUS)
     assert_type(detail.status_code, int | None)
+
+
+class Asked(TypedDict):
+    """A row with fields of known types."""
+
+    id: int
+    image_path: bytes
+
+
+def rows_in_memory(rows: list[Asked], pairs: Iterator[dict[str, object]]) -> None:
+    """Hand over rows of one's own, whatever they are made of."""
+    run = Run.build(BuildOptions(rows=pairs, out="runs/r002", model="M", prompt="What?"))
+    assert_type(run.warnings, tuple[str, ...])
+    with Engine(BuildOptions(model="M", prompt="What?")) as engine:
+        assert_type(engine.infer(rows), list[Record])
+        assert_type(engine.infer_partial(row for row in rows), InferenceResult)
+
+
+def hand_over(run: Run) -> None:
+    """Show what came of it, and give it away."""
+    collected = run.collect(CollectOptions(write="merged.jsonl"))
+    assert_type(run.report(collected, ReportOptions(sample=20)), str)
+    assert_type(run.seal().sha256, str)
+    assert_type(run.bag("bag", BagOptions(license="CC0-1.0")).files, int)
+    assert_type(run.redact("copy", ["images"], keep_fields=("id",)).what, tuple[str, ...])
+    run.verify()
 
 
 def errors() -> int:

@@ -86,6 +86,13 @@ def test_answers_come_in_the_order_of_the_rows(tmp_path: Path, server: Server, r
         assert f"{50 + number} x 40" in (record["text"] or "")
 
 
+def test_rows_come_back_with_all_their_digits(tmp_path: Path, server: Server, rows: list[Row]) -> None:
+    """A number beyond 64 bits is in the record what it was in the row."""
+    rows[0]["number"], rows[1]["number"] = 2**70 + 1, -(2**63) - 1
+    with engine(tmp_path, server) as one:
+        assert [record["row"] for record in one.infer(rows)] == rows
+
+
 def test_partial_result_names_index_and_cause(tmp_path: Path, server: Server, rows: list[Row]) -> None:
     """Rows that cannot be asked fail with a cause of their own; the others are answered."""
     rows[1]["image_path"] = "missing.png"

@@ -18,6 +18,7 @@ from tests.pictures import png
 from tests.sendable import make_run, row_id
 from vlmbatch import (
     AsyncRun,
+    BagOptions,
     BuildOptions,
     CollectOptions,
     EstimateOptions,
@@ -25,6 +26,7 @@ from vlmbatch import (
     IntegrityError,
     Judged,
     Policy,
+    ReportOptions,
     Run,
     RunOptions,
     RunResult,
@@ -128,6 +130,15 @@ def test_attempt_of_another_run_is_refused(tmp_path: Path) -> None:
         list(run.attempts())
 
 
+def test_manifest_that_is_gone_is_told(run: Run) -> None:
+    """Whatever is asked of a folder that lost it, the error says what is missing."""
+    (Path(run.path) / "manifest.jsonl").unlink()
+    for read in (run.manifest, run.attempts, run.records, run.verify):
+        with pytest.raises(IntegrityError) as caught:
+            list(read() or ())
+        assert "manifest.jsonl" in str([caught.value, *caught.value.problems])
+
+
 def test_rejected_inputs_are_told(options: BuildOptions, tmp_path: Path) -> None:
     """What could not become a request is iterated with its reason."""
     (tmp_path / "in" / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\n")
@@ -142,6 +153,52 @@ def _with(options: BuildOptions, **changes: Any) -> BuildOptions:
     from dataclasses import replace
 
     return replace(options, **changes)
+
+
+# --- report and hand-over --------------------------------------------------------------------------------------------
+
+
+def test_report_shows_what_was_collected(run: Run, tmp_path: Path) -> None:
+    """The page stands in the folder, or where it was asked for; without written records there is nothing to show."""
+    run.send(RunOptions(rehearsal=True))
+    with pytest.raises(InputError, match="none were written"):
+        run.report(run.collect(CollectOptions(rehearsal=True)))
+    merged = str(tmp_path / "run" / "merged.jsonl")
+    collected = run.collect(CollectOptions(write=merged, rehearsal=True))
+    assert run.report(collected) == str(tmp_path / "run" / "report.html")
+    elsewhere = str(tmp_path / "page.html")
+    assert run.report(collected, ReportOptions(path=elsewhere, sample=2)) == elsewhere
+    assert "<title>run " in Path(elsewhere).read_text(encoding="utf-8")
+
+
+def test_hand_over_is_at_hand(run: Run, tmp_path: Path) -> None:
+    """Sealed, packed and redacted from Python, as collect does it; each can be checked by what it brings along."""
+    sealed = run.seal()
+    assert subprocess.run([sys.executable, "verify.py"], cwd=run.path, capture_output=True, check=False).returncode == 0
+    packed = run.bag(str(tmp_path / "bag"), BagOptions(license="CC0-1.0"))
+    assert (packed.sealed, packed.fingerprint) == (True, run.fingerprint)
+    assert "CC0-1.0" in (tmp_path / "bag" / "data" / "ro-crate-metadata.json").read_text(encoding="utf-8")
+    copy = run.redact(str(tmp_path / "copy"), ["images"])
+    assert copy.what == ("images",)
+    assert Run.open(copy.path).fingerprint != ""
+    assert sealed.files > 0
+
+
+def test_hand_over_can_be_awaited(run: Run, tmp_path: Path) -> None:
+    """The asynchronous twin does the same."""
+
+    async def main() -> list[str]:
+        twin = AsyncRun(run)
+        await twin.verify()
+        await twin.send(RunOptions(rehearsal=True))
+        options = CollectOptions(write=str(tmp_path / "run" / "merged.jsonl"), rehearsal=True)
+        page = await twin.report(await twin.collect(options))
+        sealed = await twin.seal()
+        packed = await twin.bag(str(tmp_path / "bag"))
+        copy = await twin.redact(str(tmp_path / "copy"), ("paths",), keep_fields=("id",))
+        return [page, sealed.path, packed.path, copy.path]
+
+    assert all(Path(path).exists() for path in asyncio.run(main()))
 
 
 # --- while rows are sent ---------------------------------------------------------------------------------------------

@@ -7,19 +7,21 @@ there is not asked again.
 
 from __future__ import annotations
 
-import io
 import os
 import shutil
 import tempfile
-import weakref
-from dataclasses import dataclass, field, replace
+import threading
+from collections.abc import Collection
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from vlmbatch import jsonl, keys, providers
+from vlmbatch.api.options import check_lists
+from vlmbatch.api.results import BatchResult, InferenceResult, all_failed, sorted_out
 from vlmbatch.api.run import Run
+from vlmbatch.api.scratch import Scratch
 from vlmbatch.errors import CheckFailed, InputError, Problem
-from vlmbatch.progress import ProgressFileReporter
-from vlmbatch.records import ErrorType, Status
+from vlmbatch.inputs.memory import check_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -29,98 +31,16 @@ if TYPE_CHECKING:
     from vlmbatch.stages.building.plan import BuildOptions
     from vlmbatch.stages.running.task import RunOptions
 
-__all__ = [
-    "BatchResult",
-    "Engine",
-    "FailureDetail",
-    "InferenceErrorType",
-    "InferenceResult",
-    "ProgressFileReporter",
-]
-
-InferenceErrorType = ErrorType
-"""Where a failure comes from; a str Enum."""
-
-_BY_STATUS: Final = {
-    Status.INVALID_JSON: ErrorType.PARSE_ERROR,
-    Status.TRUNCATED: ErrorType.CONFIG,
-    Status.EMPTY_AT_CAP: ErrorType.CONFIG,
-    Status.EMPTY: ErrorType.ENGINE_FAILURE,
-    Status.REFUSAL: ErrorType.ENGINE_FAILURE,
-    Status.MISSING: ErrorType.RUNTIME,
-}
-"""Whose fault a row without a usable answer is, where no error was recorded: a limit that is too low is a setting's."""
-
 _NAME_DIGITS: Final = 12
-
-
-@dataclass(frozen=True, slots=True)
-class FailureDetail:
-    """Why one row failed.
-
-    Attributes:
-        error_message: For people.
-        status_code: HTTP status of the last try, None where no HTTP answer came or none is to blame.
-        is_retryable: Whether the same row, sent again as it is, could succeed.
-        error_type: Where the failure comes from.
-    """
-
-    error_message: str
-    status_code: int | None = None
-    is_retryable: bool = True
-    error_type: InferenceErrorType = InferenceErrorType.UNKNOWN
-
-
-@dataclass(frozen=True, slots=True)
-class InferenceResult:
-    """What became of some rows.
-
-    Attributes:
-        successful: Index and record of each row with a usable answer, ascending.
-        failures: Why the others failed, by index.
-    """
-
-    successful: list[tuple[int, Record]]
-    failures: dict[int, FailureDetail] = field(default_factory=dict)
-
-    @property
-    def failed_indices(self) -> list[int]:
-        """Indices of the rows that failed, ascending."""
-        return sorted(self.failures)
-
-    @property
-    def error_messages(self) -> dict[int, str]:
-        """Why each of them failed, in words."""
-        return {index: self.failures[index].error_message for index in self.failed_indices}
-
-    @property
-    def has_failures(self) -> bool:
-        """Whether any row failed."""
-        return bool(self.failures)
-
-
-@dataclass(frozen=True, slots=True)
-class BatchResult:
-    """What a provider's batch job came to, for the rows that were in it.
-
-    Attributes:
-        successful: Index and record of each row with a usable answer, ascending.
-        failed_indices: Indices of the rows that failed, ascending.
-        error_messages: Why, in words, by index.
-    """
-
-    successful: list[tuple[int, Record]]
-    failed_indices: list[int]
-    error_messages: dict[int, str]
-
-    @property
-    def has_failures(self) -> bool:
-        """Whether any row failed."""
-        return bool(self.failed_indices)
+_PATHS: Final = ("out", "image_base_path", "prompt_file", "system_file", "json_schema", "extra_body")
+"""Options that are paths: they mean what they meant when the engine was made, wherever the program goes."""
 
 
 class Engine:
     """Answers rows with a model; use as a context manager where the folders are temporary.
+
+    Several threads may call it at once, with rows of their own. Relative paths start where the program was when the
+    engine was made.
 
     Args:
         options: What is asked of whom, as for :meth:`Run.build`, without sources. ``out`` names the run folder for rows
@@ -150,16 +70,21 @@ class Engine:
     ) -> None:
         from vlmbatch.stages.run import RunOptions
 
-        _check(options, has_runs=runs is not None)
-        self._options = options
         self._send = send or RunOptions()
-        self._runs = None if runs is None else os.fspath(runs)
+        _check(options, has_runs=runs is not None)
+        check_lists(options)
+        check_lists(self._send)
+        self._options = _settled(options)
+        self._runs = None if runs is None else os.path.abspath(os.fspath(runs))
         self._key, self._environ, self._key_env = key, environ, key_env
         self._on_event = on_event
         self._provider = providers.get(options.provider or providers.DEFAULT, options.url)
-        self._scratch: weakref.finalize[[str, bool], Engine] | None = None
-        self._temporary = ""
+        self._scratch: Scratch | None = None
+        self._lock = threading.Lock()
         self.run: Run | None = None
+
+    def __repr__(self) -> str:
+        return f"Engine(model={self._options.model!r}, provider={self._provider.name!r})"
 
     def __enter__(self) -> Engine:
         return self
@@ -169,22 +94,25 @@ class Engine:
 
     def close(self) -> None:
         """Delete the temporary run folders, if there are any."""
-        if self._scratch is not None:
-            self._scratch()
+        with self._lock:
+            if self._scratch is not None:
+                self._scratch.remove()
+            self._scratch = None
 
     # --- rows ---------------------------------------------------------------------------------------------------
 
-    def infer(self, rows: Sequence[Mapping[str, Any]]) -> list[Record]:
+    def infer(self, rows: Iterable[Mapping[str, Any]]) -> list[Record]:
         """Answer all rows, in their order.
 
         Args:
-            rows: JSON objects with the fields that the options name.
+            rows: As for :meth:`infer_partial`.
 
         Raises:
             CheckFailed: A row failed; each one is named, with its index, in ``problems``. What was answered is kept.
             InputError: Wrong options, or two rows have one id.
             RefusedError: The provider refuses the whole run.
         """
+        rows = _counted(rows)
         result = self.infer_partial(rows)
         if result.has_failures:
             problems = [
@@ -199,24 +127,26 @@ class Engine:
         return [record for _, record in result.successful]
 
     def infer_partial(
-        self, rows: Sequence[Mapping[str, Any]], progress_path: str | os.PathLike[str] | None = None
+        self, rows: Iterable[Mapping[str, Any]], progress_path: str | os.PathLike[str] | None = None
     ) -> InferenceResult:
         """Answer what can be answered.
 
         Args:
-            rows: JSON objects with the fields that the options name.
+            rows: Objects with the fields that the options name. An image field may hold a path, bytes, a picture of
+                Pillow's, an array of 8-bit pixels, or a list of such.
             progress_path: A file that tells other programs how far it is.
 
         Raises:
             InputError: Wrong options, or two rows have one id.
             RefusedError: The provider refuses the whole run.
         """
-        if not rows:
+        rows = _counted(rows)
+        if len(rows) == 0:
             return InferenceResult([])
         try:
             run = self._run_of(rows)
         except InputError as error:
-            return InferenceResult([], _all_bad(error, len(rows)))
+            return InferenceResult([], all_failed(error, len(rows)))
         path = self._send.progress_path if progress_path is None else os.fspath(progress_path)
         run.send(
             replace(self._send, progress_path=path),
@@ -225,9 +155,9 @@ class Engine:
             key_env=self._key_env,
             on_event=self._on_event,
         )
-        return _sorted_out(run, run.records(rehearsal=self._send.rehearsal))
+        return sorted_out(run, run.records(rehearsal=self._send.rehearsal))
 
-    def get_batch_results_partial(self, batch_id: str, rows: Sequence[Mapping[str, Any]]) -> BatchResult:
+    def get_batch_results_partial(self, batch_id: str, rows: Iterable[Mapping[str, Any]]) -> BatchResult:
         """Return what a provider's batch job came to, as far as its results are in the run folder.
 
         Jobs are made and fetched by the batch channel (``RunOptions(channel="batch")``); nothing is sent here.
@@ -250,50 +180,42 @@ class Engine:
         held = set(job.positions())
         wanted = {entry.custom_id for entry in run.manifest() if entry.position in held}
         files = [run.folder.file(ref["file"]) for ref in job.files]
-        result = _sorted_out(run, run.records(files) if files else (), wanted)
+        result = sorted_out(run, run.records(files) if files else (), wanted)
         return BatchResult(result.successful, result.failed_indices, result.error_messages)
 
-    def _run_of(self, rows: Sequence[Mapping[str, Any]]) -> Run:
+    def _run_of(self, rows: Iterable[Mapping[str, Any]]) -> Run:
         """Return the run folder of some rows: an earlier one where it holds just these, else a new one.
 
         Raises:
             InputError: Rows cannot be built, or the folder that the options name holds other ones.
         """
-        parent = self._parent()
-        draft = tempfile.mkdtemp(prefix=".vlmbatch-", dir=parent)
+        parent, scratch = self._parent()
+        draft = _draft_in(parent)
         try:
-            run = Run.build(self._build_options(rows, os.path.join(draft, "run")), on_event=self._on_event)
-            target = self._options.out or os.path.join(parent, run.info["manifest"]["sha256"][:_NAME_DIGITS])
-            if not os.path.lexists(target):
-                os.rename(run.path, target)
-            self.run = Run.open(target)
+            options = replace(self._options, rows=rows, out=os.path.join(draft, "run"), skip_bad=True)
+            built = Run.build(options, on_event=self._on_event)
+            target = self._options.out or os.path.join(parent, jsonl.sha256(_mark(built))[:_NAME_DIGITS])
+            _put_in_place(built.path, target)
         finally:
             shutil.rmtree(draft, ignore_errors=True)
-        for part in ("manifest", "rejected", "answer"):
-            if run.info[part] != self.run.info[part]:
-                raise InputError(
-                    f"{target}: holds a run of other rows or settings",
-                    hint="name another folder, or give a folder of runs (runs=...) instead of one run's",
-                )
-        return self.run
+        run = Run.open(target)
+        run.warnings, run.keeper = built.warnings, scratch
+        if _mark(run) != _mark(built):
+            raise InputError(
+                f"{target}: holds a run of other rows or settings",
+                hint="name another folder, or give a folder of runs (runs=...) instead of one run's",
+            )
+        self.run = run
+        return run
 
-    def _parent(self) -> str:
-        """Return the folder in which run folders are made."""
-        if self._options.out:
-            parent = os.path.dirname(os.path.abspath(self._options.out))
-        elif self._runs is not None:
-            parent = self._runs
-        else:
-            if self._scratch is None or not self._scratch.alive:
-                self._temporary = tempfile.mkdtemp(prefix="vlmbatch-")
-                self._scratch = weakref.finalize(self, shutil.rmtree, self._temporary, True)
-            parent = self._temporary
-        os.makedirs(parent, exist_ok=True)
-        return parent
-
-    def _build_options(self, rows: Sequence[Mapping[str, Any]], out: str) -> BuildOptions:
-        table = io.BytesIO(b"".join(jsonl.dumps(dict(row)) + b"\n" for row in rows))
-        return replace(self._options, sources=("-",), stdin=table, out=out, skip_bad=True)
+    def _parent(self) -> tuple[str, Scratch | None]:
+        """Return the folder in which run folders are made, and what keeps it where it is temporary."""
+        if not self._options.out and self._runs is None:
+            with self._lock:
+                if self._scratch is None or not os.path.isdir(self._scratch.path):  # somebody cleans up temporary files
+                    self._scratch = Scratch()
+                return self._scratch.path, self._scratch
+        return os.path.dirname(self._options.out) if self._runs is None else self._runs, None
 
     # --- the model ----------------------------------------------------------------------------------------------
 
@@ -312,8 +234,13 @@ class Engine:
             return [self._options.model or ""]
         from vlmbatch.api.models import list_models
 
-        key = self._key or keys.key_for_run(
-            self._provider, self._send.base_urls, self._environ or {}, name=self._key_env, tell=lambda _: None
+        key = keys.key_for_run(
+            self._provider,
+            self._send.base_urls,
+            self._environ or {},
+            given=self._key,
+            name=self._key_env,
+            tell=lambda _: None,
         )
         return list_models(self._provider, self._send.base_urls, key)
 
@@ -334,7 +261,8 @@ class Engine:
 
 def _check(options: BuildOptions, *, has_runs: bool) -> None:
     rules = {
-        "an engine's rows come with each call: options.sources must be empty": bool(options.sources),
+        "an engine's rows come with each call: options.sources and options.rows must be empty": bool(options.sources)
+        or options.rows is not None,
         "an engine takes no pipeline file, which names its own datasets": options.config is not None,
         "options.model is missing": not options.model,
         "options.out names one run folder and runs a folder of them: give one": bool(options.out) and has_runs,
@@ -344,51 +272,47 @@ def _check(options: BuildOptions, *, has_runs: bool) -> None:
         raise InputError(f"{len(problems)} option(s) are wrong", hint="see Engine", problems=problems)
 
 
-# --- records → results ---------------------------------------------------------------------------------------
+def _settled(options: BuildOptions) -> BuildOptions:
+    """Return options whose paths do not depend on where the program is."""
+    named = {name: os.path.abspath(path) for name in _PATHS if (path := getattr(options, name))}
+    return replace(options, **{"image_base_path": os.getcwd(), **named})
 
 
-def _sorted_out(run: Run, records: Iterable[Record], wanted: set[str] | None = None) -> InferenceResult:
-    """Sort records into answers and failures, by the index of the row that each one's id stands for.
+def _counted(rows: Iterable[Mapping[str, Any]]) -> Collection[Mapping[str, Any]]:
+    """Return rows whose number is known.
 
-    Args:
-        run: The run; its table has one row a line.
-        records: Its records.
-        wanted: Ids to look at, None = all, and the inputs that became no request too.
+    Raises:
+        InputError: They are no rows.
     """
-    indices = {entry.custom_id: (entry.source_line or 0) - 1 for entry in run.manifest()}
-    successful: list[tuple[int, Record]] = []
-    failures: dict[int, FailureDetail] = {}
-    for record in records:
-        index = indices[record["custom_id"]]
-        if wanted is not None and record["custom_id"] not in wanted:
-            continue
-        if record["status"] == Status.OK:
-            successful.append((index, record))
-        else:
-            failures[index] = _failure(record)
-    for rejection in run.rejected() if wanted is None else ():
-        reason = rejection["reason"]
-        failures[(rejection["source_line"] or 0) - 1] = _unusable(reason["code"], reason["message"])
-    return InferenceResult(sorted(successful, key=lambda pair: pair[0]), dict(sorted(failures.items())))
+    check_rows(rows)
+    return rows if isinstance(rows, Collection) else list(rows)
 
 
-def _failure(record: Record) -> FailureDetail:
-    status, error, reason = Status(record["status"]), record["error"], record["reason"]
-    message = f"{status}: {reason}" if reason else status.value
-    if error is None:
-        return FailureDetail(message, None, status is Status.MISSING, _BY_STATUS.get(status, ErrorType.UNKNOWN))
-    known = error["type"] in set(ErrorType)
-    kind = ErrorType(error["type"]) if known else ErrorType.UNKNOWN
-    return FailureDetail(message, error["status_code"], error["is_retryable"], kind)
+def _mark(run: Run) -> bytes:
+    """Return what tells a run from those of other rows and settings."""
+    return jsonl.dumps_canonical([run.info["manifest"], run.info["rejected"], run.info["answer"]])
 
 
-def _unusable(code: str, message: str) -> FailureDetail:
-    return FailureDetail(f"{code}: {message}", None, False, ErrorType.CONFIG)
+def _draft_in(parent: str) -> str:
+    """Make a folder for a run in the making, and the one that it stands in if need be.
+
+    Raises:
+        InputError: There is no room for one.
+    """
+    try:
+        os.makedirs(parent, exist_ok=True)
+        return tempfile.mkdtemp(prefix=".vlmbatch-", dir=parent)
+    except OSError as error:
+        raise InputError(
+            f"{parent}: no run folder can be made there ({error.strerror})", hint="choose another place"
+        ) from None
 
 
-def _all_bad(error: InputError, rows: int) -> dict[int, FailureDetail]:
-    """Return every row's failure where no row could be used; raise again what is about something else."""
-    found = {one.line - 1: _unusable(one.code, one.message) for one in error.problems if one.line is not None}
-    if set(found) != set(range(rows)) or any(one.code == "duplicate_id" for one in error.problems):
-        raise error
-    return found
+def _put_in_place(built: str, target: str) -> None:
+    """Give a new folder its name, unless there is one already: another thread may be making the same."""
+    if not os.path.lexists(target):
+        try:
+            os.rename(built, target)
+        except OSError:
+            if not os.path.lexists(target):
+                raise

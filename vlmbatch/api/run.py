@@ -5,55 +5,33 @@ from __future__ import annotations
 import os
 import tempfile
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, NamedTuple, TypedDict, cast
+from typing import TYPE_CHECKING, cast
 
 from vlmbatch import attempts, jsonl, keys, providers, rundir
-from vlmbatch.attempts import Journal, Reader
-from vlmbatch.errors import IntegrityError
-from vlmbatch.records import Event
+from vlmbatch.api.hearing import Hearing, Judge, teller
+from vlmbatch.api.options import check_lists
+from vlmbatch.attempts import Origins, Reader
+from vlmbatch.errors import InputError
 from vlmbatch.rundir import RunDir
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
-    from vlmbatch.attempts import Outcome
+    from vlmbatch.api.hearing import Judged, Rejection
     from vlmbatch.providers.base import Provider
-    from vlmbatch.records import Asked, Entry, Reading, Record, RunInfo, Verdict
+    from vlmbatch.records import Entry, Event, Record, RunInfo
     from vlmbatch.slurm import SlurmOptions, Submitted
+    from vlmbatch.stages.archive import BagOptions, BagResult, RedactResult, SealResult
     from vlmbatch.stages.building.plan import BuildOptions
     from vlmbatch.stages.collect import CollectResult
     from vlmbatch.stages.collecting.options import CollectOptions
     from vlmbatch.stages.estimating.options import EstimateOptions, EstimateResult
+    from vlmbatch.stages.report import ReportOptions
     from vlmbatch.stages.running.task import RunOptions, RunResult
     from vlmbatch.stop import Stop
 
     OnEvent = Callable[[Event], None]
-    OnAttempt = Callable[["Judged"], object]
-
-
-class Judged(NamedTuple):
-    """One attempt: as the results file has it, as the provider's adapter reads it, and what became of the request."""
-
-    outcome: Outcome
-    reading: Reading
-    verdict: Verdict
-
-
-class RejectionReason(TypedDict):
-    """Why an input could not become a request."""
-
-    code: str
-    message: str
-
-
-class Rejection(TypedDict):
-    """One line of rejected.jsonl. ``source_line`` is the 1-based row of a table, None for files."""
-
-    schema: str
-    index: int
-    source_line: int | None
-    path: str | None
-    reason: RejectionReason
+    OnAttempt = Callable[[Judged], object]
 
 
 class Run:
@@ -65,10 +43,12 @@ class Run:
         folder: The folder, opened for reading.
         warnings: What build had to say; empty for a run that was opened.
         left_out: Files that build's folder scan left out, by reason; empty likewise.
+        keeper: What keeps a temporary folder for as long as this object lives; None = nothing.
     """
 
     def __init__(self, folder: RunDir) -> None:
         self.folder = folder
+        self.keeper: object = None
         self.warnings: tuple[str, ...] = ()
         self.left_out: Mapping[str, int] = {}
 
@@ -103,14 +83,16 @@ class Run:
         from vlmbatch.stages.build import build
         from vlmbatch.stages.building.plan import provider_name
 
-        if key is None and options.carrier != "inline":
+        check_lists(options)
+        if options.carrier != "inline":
             key = keys.key_for_run(
                 providers.get(provider_name(options), options.url),
                 [options.base_url] if options.base_url else [],
                 environ or {},
+                given=key,
                 name=key_env,
                 file=key_file,
-                tell=lambda text: on_event(Event("warning", "build", text)) if on_event else None,
+                tell=teller("warning", "build", on_event),
             )
         result = build(options, key=key, on_event=on_event)
         run = cls(result.run)
@@ -142,8 +124,21 @@ class Run:
         """SHA-256 that names the run's frozen contents, equal on any machine."""
         return self.folder.fingerprint
 
+    @property
+    def provider(self) -> Provider:
+        """The adapter of the run's provider."""
+        return providers.get(self.info["provider"], self.info["request"]["url"])
+
     def __len__(self) -> int:
         return self.folder.requests
+
+    def verify(self, *, on_event: OnEvent | None = None) -> None:
+        """Check the hash of every frozen file.
+
+        Raises:
+            IntegrityError: Something differs; every difference is listed.
+        """
+        self.folder.verify(on_event=on_event)
 
     # --- what the commands do -----------------------------------------------------------------------------------
 
@@ -164,6 +159,7 @@ class Run:
         from vlmbatch.stages.estimate import estimate
         from vlmbatch.stages.estimating.options import EstimateOptions
 
+        check_lists(options)
         now = now or datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         return estimate(self.folder, options or EstimateOptions(), now=now, on_event=on_event)
 
@@ -186,14 +182,16 @@ class Run:
 
         Args:
             options: Where to send, which rows, how fast, how much money.
-            key: The API key itself.
+            key: The API key itself; blank = none.
             environ: Where the key is looked up by name instead (``os.environ``, say); nothing else is taken from it.
             key_env: The variable's name, None = the provider's conventional one, for its own address alone.
             key_file: A file whose first line is the key, instead.
             on_event: Called with progress, warnings and notes, from the thread that sends.
             on_attempt: Called with each attempt once the disk has it, one at a time, from a thread of its own (realtime
-                channel alone; its ``outcome.line`` is 0). What it raises stops the sending and is raised again here.
-            stop: Asked from elsewhere, it ends the sending in good order.
+                channel alone; its ``outcome.line`` is 0). What either raises stops the sending in good order, and is
+                raised again here.
+            stop: Asked from elsewhere, it ends the sending in good order. Ctrl-C does so too, and then comes as
+                KeyboardInterrupt.
 
         Raises:
             InputError: Wrong options, no key, or another process works on the same part.
@@ -204,21 +202,25 @@ class Run:
         from vlmbatch.stop import Stop
 
         options, stop = options or RunOptions(), stop or Stop()
-        if key is None and not options.rehearsal and options.pending is None:
+        check_lists(options)
+        hearing = Hearing(stop)
+        on_event = None if on_event is None else hearing.of(on_event)
+        if not options.rehearsal and options.pending is None:
             key = keys.key_for_run(
                 self.provider,
                 options.base_urls,
                 environ or {},
+                given=key,
                 name=key_env,
                 file=key_file,
                 is_served=options.serve is not None,
-                tell=_teller(on_event),
+                tell=teller("note", "run", on_event),
             )
-        listener = None if on_attempt is None else _Listener(self, on_attempt, stop)
-        result = run(self.folder, options, key=key, on_event=on_event, stop=stop, on_written=listener)
-        if listener is not None and listener.error is not None:
-            raise listener.error
-        return result
+        on_written = None if on_attempt is None else hearing.of_attempts(self.folder, on_attempt)
+        try:
+            return run(self.folder, options, key=key, on_event=on_event, stop=stop, on_written=on_written)
+        finally:
+            hearing.raise_again()
 
     def submit(
         self,
@@ -243,6 +245,7 @@ class Run:
         from vlmbatch.slurm import Job, submit
         from vlmbatch.stages.run import RunOptions
 
+        check_lists(options)
         return submit(Job(run=self.path, slurm=slurm, send=options or RunOptions(), key_env=key_env, key_file=key_file))
 
     def collect(
@@ -267,17 +270,83 @@ class Run:
         """
         from vlmbatch.stages.collect import collect
 
+        check_lists(options, results=results)
         return collect(self.folder, results, options, on_event=on_event)
 
-    def verify(self, *, on_event: OnEvent | None = None) -> None:
-        """Check the hash of every frozen file.
+    def report(
+        self, collected: CollectResult, options: ReportOptions | None = None, *, on_event: OnEvent | None = None
+    ) -> str:
+        """Write a page that shows the figures, the checks and every record with its picture; return its path.
+
+        Args:
+            collected: What :meth:`collect` came to; it must have written the records.
+            options: Where the page goes, what is drawn for reviewers, how large it may be.
+            on_event: Called with progress.
 
         Raises:
-            IntegrityError: Something differs; every difference is listed.
+            InputError: No records were written.
+            IntegrityError: The records are not those of this run, or frozen bytes differ.
         """
-        self.folder.verify(on_event=on_event)
+        from vlmbatch.stages.report import write_report
 
-    # --- what they leave ----------------------------------------------------------------------------------------
+        records = collected.written.get("--write")
+        if records is None:
+            raise InputError(
+                "a report shows the records, and none were written", hint="collect(CollectOptions(write=…))"
+            )
+        return write_report(self.folder, records=records, summary=collected.summary, options=options, on_event=on_event)
+
+    def seal(self, *, on_event: OnEvent | None = None) -> SealResult:
+        """Hash every file of the folder into SEALED.sha256, and lay the script beside it that checks them.
+
+        Raises:
+            InputError: The folder holds links, or is a redacted copy; or somebody is working on it.
+            IntegrityError: Frozen files differ from what build wrote.
+        """
+        from vlmbatch.stages.archive import seal
+
+        return seal(self.folder, on_event=on_event)
+
+    def bag(self, target: str, options: BagOptions | None = None, *, on_event: OnEvent | None = None) -> BagResult:
+        """Pack the folder into a new BagIt bag with an RO-Crate's description.
+
+        Args:
+            target: The bag; it must not exist.
+            options: What the bag says of itself.
+            on_event: Called with progress.
+
+        Raises:
+            InputError: The target exists, or the folder holds links; or somebody is working on it.
+            IntegrityError: A file is not what it was when it was frozen or sealed; no bag is left.
+        """
+        from vlmbatch.stages.archive import bag
+
+        return bag(self.folder, target, options, on_event=on_event)
+
+    def redact(
+        self,
+        target: str,
+        leave_out: Collection[str],
+        *,
+        keep_fields: Collection[str] = (),
+        on_event: OnEvent | None = None,
+    ) -> RedactResult:
+        """Copy the folder without what must not leave the house.
+
+        Args:
+            target: The copy; it must not exist.
+            leave_out: Any of ``images``, ``paths`` and ``prompts``.
+            keep_fields: Fields of the rows that may stay.
+            on_event: Called with progress.
+
+        Raises:
+            InputError: Nothing or something unknown is to go, or the target exists.
+            IntegrityError: A frozen file is not what build wrote; no copy is left.
+        """
+        from vlmbatch.stages.archive import redact
+
+        check_lists(leave_out=leave_out, keep_fields=keep_fields)
+        return redact(self.folder, target, leave_out, keep_fields=keep_fields, on_event=on_event)
 
     def manifest(self) -> Iterator[Entry]:
         """Yield the requests in input order.
@@ -303,10 +372,10 @@ class Run:
             IntegrityError: A line is of another run.
             SchemaVersionError: A newer vlmbatch wrote a line in a shape that this one cannot read.
         """
-        judge = _Judge(self)
-        journal = Journal.load(self.folder)
-        for path in attempts.order_files(self.folder.results(rehearsal=rehearsal), journal):
-            for outcome in Reader(path, self.folder, judge.provider, journal):
+        judge = Judge(self.folder)
+        origins = Origins.load(self.folder)
+        for path in attempts.order_files(self.folder.results(rehearsal=rehearsal), origins):
+            for outcome in Reader(path, self.folder, judge.provider, origins.job(path)):
                 if outcome.rehearsal == rehearsal:
                     yield judge(outcome)
 
@@ -327,72 +396,4 @@ class Run:
             path = os.path.join(folder, rundir.MERGED)
             self.collect(CollectOptions(write=path, rehearsal=rehearsal), results)
             for line in jsonl.iter_lines(path):
-                yield cast("Record", jsonl.loads(line.data))
-
-    # --- helps --------------------------------------------------------------------------------------------------
-
-    @property
-    def provider(self) -> Provider:
-        """The adapter of the run's provider."""
-        return providers.get(self.info["provider"], self.info["request"]["url"])
-
-
-class _Judge:
-    """Judges outcomes of one run, by what each of its outputs asked for."""
-
-    def __init__(self, run: Run) -> None:
-        self.provider = run.provider
-        self._index = run.folder.index()
-        outputs = run.info["request"].get("outputs") or {}
-        self._asked: dict[str, Asked] = {
-            name: attempts.asked(run.folder, self.provider, name) for name in ("", *outputs)
-        }
-        self._output = [entry.output for entry in run.manifest()] if outputs else []
-
-    def __call__(self, outcome: Outcome) -> Judged:
-        """Judge one.
-
-        Raises:
-            IntegrityError: It is of another run.
-        """
-        position = self._index.position(outcome.custom_id)
-        if position < 0:
-            raise IntegrityError(
-                f"{outcome.file}:{outcome.line}: {outcome.custom_id!r} is not an id of this run",
-                hint="results of another run were mixed in: move that file out of results/",
-            )
-        asked = self._asked[self._output[position] if self._output else ""]
-        return Judged(outcome, *attempts.judge(outcome, self.provider, asked))
-
-
-class _Listener:
-    """Hands written lines to a callback, in the writer's thread; what that raises is kept, and stops the sending."""
-
-    def __init__(self, run: Run, on_attempt: OnAttempt, stop: Stop) -> None:
-        self._judge = _Judge(run)
-        self._reader = Reader(run.folder.file(rundir.RESULTS), run.folder, self._judge.provider)
-        self._on_attempt = on_attempt
-        self._stop = stop
-        self.error: Exception | None = None
-
-    def __call__(self, lines: Sequence[bytes]) -> None:
-        if self.error is not None:
-            return
-        try:
-            for line in lines:
-                outcome = self._reader.read(jsonl.loads(line), 0, 0, len(line))
-                if outcome is not None:
-                    self._on_attempt(self._judge(outcome))
-        except Exception as error:  # noqa: BLE001  (the caller's own; it is raised again by send)
-            self.error = error
-            self._stop.ask()
-
-
-def _teller(on_event: OnEvent | None) -> Callable[[str], None]:
-    """Return what tells a sentence as a note."""
-
-    def tell(sentence: str) -> None:
-        if on_event is not None:
-            on_event(Event("note", "run", sentence))
-
-    return tell
+                yield cast("Record", jsonl.loads_exact(line.data))

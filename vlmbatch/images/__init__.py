@@ -11,6 +11,7 @@ A file travels through the modules in this order::
     policy      what the user wants done to the images
     encode      pixels to bytes
     prepare     prepare(): the bytes that are sent
+    pixels      as_png(): pixels of a Python program become a file
     thumbs      small pictures for a report; never sent
 
 Everything is pure and safe to call from many threads at once.
@@ -18,7 +19,8 @@ Everything is pure and safe to call from many threads at once.
 
 from vlmbatch.images.base import MAX_PIXELS, ImageError
 from vlmbatch.images.facts import Check, inspect
+from vlmbatch.images.pixels import as_png
 from vlmbatch.images.policy import ImagePolicy
 from vlmbatch.images.prepare import prepare
 
-__all__ = ["MAX_PIXELS", "Check", "ImageError", "ImagePolicy", "inspect", "prepare"]
+__all__ = ["MAX_PIXELS", "Check", "ImageError", "ImagePolicy", "as_png", "inspect", "prepare"]

@@ -33,8 +33,3 @@ def read(data: bytes) -> Header:
     if compression in _UNCOMPRESSED and needed > len(data):
         raise truncated(f"{needed - len(data):,} of {needed:,} bytes are missing")
     return Header(width, height)
-
-
-def pixels(data: bytes) -> bytes:
-    """Return the file as it is: it holds nothing else."""
-    return data

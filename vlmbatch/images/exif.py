@@ -12,8 +12,8 @@ from typing import Final, NamedTuple
 
 from vlmbatch.images.base import notes_of
 
-ORIENTATION: Final = 0x0112
-GPS_IFD: Final = 0x8825
+_ORIENTATION: Final = 0x0112
+_GPS_IFD: Final = 0x8825
 _GPS_LATITUDE, _GPS_LONGITUDE = 2, 4
 _SHORT, _LONG = 3, 4
 
@@ -51,11 +51,11 @@ def read(block: bytes) -> Metadata:
         return _BROKEN
     orientation: int | None = None
     has_gps = False
-    if ORIENTATION in entries:
-        orientation = _number(entries[ORIENTATION], order)
+    if _ORIENTATION in entries:
+        orientation = _number(entries[_ORIENTATION], order)
         is_whole = is_whole and orientation is not None
-    if GPS_IFD in entries:
-        pointer = _number(entries[GPS_IFD], order)
+    if _GPS_IFD in entries:
+        pointer = _number(entries[_GPS_IFD], order)
         gps, is_gps_whole = _entries(tiff, order, pointer or 0)
         has_gps = _GPS_LATITUDE in gps or _GPS_LONGITUDE in gps
         is_whole = is_whole and is_gps_whole
@@ -132,4 +132,4 @@ class Told:
 
 def only_orientation(orientation: int) -> bytes:
     """Return the smallest EXIF block that holds an orientation and nothing else, without ``Exif`` identifier."""
-    return struct.pack(">2sHIHHHIHHI", b"MM", 42, 8, 1, ORIENTATION, _SHORT, 1, orientation, 0, 0)
+    return struct.pack(">2sHIHHHIHHI", b"MM", 42, 8, 1, _ORIENTATION, _SHORT, 1, orientation, 0, 0)

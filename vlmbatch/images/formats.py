@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from vlmbatch.images import bmff, bmp, gif, jpeg, jpeg2000, png, sniff, tiff, webp
+from vlmbatch.images.base import as_it_is
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,7 +34,7 @@ class Format(NamedTuple):
 
 
 _HEIF: Final = Format(bmff.read, bmff.pixels, "")
-_JPEG2000: Final = Format(jpeg2000.read, jpeg2000.pixels, "Jpeg2KImagePlugin.Jpeg2KImageFile")
+_JPEG2000: Final = Format(jpeg2000.read, as_it_is, "Jpeg2KImagePlugin.Jpeg2KImageFile")
 
 FORMATS: Final = {
     sniff.JPEG: Format(jpeg.read, jpeg.pixels, "JpegImagePlugin.JpegImageFile", strip=jpeg.strip),
@@ -41,7 +42,7 @@ FORMATS: Final = {
     sniff.WEBP: Format(webp.read, webp.pixels, "WebPImagePlugin.WebPImageFile", strip=webp.strip),
     sniff.GIF: Format(gif.read, gif.pixels, "GifImagePlugin.GifImageFile", True, gif.strip),
     sniff.TIFF: Format(tiff.read, tiff.pixels, "TiffImagePlugin.TiffImageFile", True),
-    sniff.BMP: Format(bmp.read, bmp.pixels, "BmpImagePlugin.BmpImageFile", True, may_hold_metadata=False),
+    sniff.BMP: Format(bmp.read, as_it_is, "BmpImagePlugin.BmpImageFile", True, may_hold_metadata=False),
     sniff.JP2: _JPEG2000,
     sniff.J2C: _JPEG2000,
     sniff.AVIF: Format(bmff.read, bmff.pixels, "AvifImagePlugin.AvifImageFile"),

@@ -50,8 +50,3 @@ def _codestream(data: bytes) -> tuple[int, int, tuple[int, int] | None]:
             height, width = struct.unpack_from(">II", data, header.body)
             announced = width, height
     raise truncated("the file ends before its codestream")
-
-
-def pixels(data: bytes) -> bytes:
-    """Return the file as it is: a decoder looks only at what it needs."""
-    return data

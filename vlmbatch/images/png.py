@@ -12,12 +12,12 @@ from vlmbatch.images.base import Header, ImageError, damaged, notes_of, truncate
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-SIGNATURE: Final = b"\x89PNG\r\n\x1a\n"
+_SIGNATURE: Final = b"\x89PNG\r\n\x1a\n"
 
-TEXT_MAX_BYTES: Final = 1 << 20
+_TEXT_MAX_BYTES: Final = 1 << 20
 """What one compressed chunk may unfold to: Pillow's ``MAX_TEXT_CHUNK``, so what servers that use it take."""
 
-TEXT_MAX_TOTAL_BYTES: Final = 64 << 20
+_TEXT_MAX_TOTAL_BYTES: Final = 64 << 20
 """What all texts of a picture may come to: Pillow's ``MAX_TEXT_MEMORY``."""
 
 _MODES: Final = {
@@ -110,7 +110,7 @@ def _shape(data: bytes) -> _Shape:
 def _chunks(data: bytes, *, is_checked: bool = True) -> Iterator[_Chunk]:
     """Yield all chunks; ``is_checked`` = the checksums were found right before."""
     view = memoryview(data)
-    position = len(SIGNATURE)
+    position = len(_SIGNATURE)
     while True:
         if position + 8 > len(data):
             raise truncated("the file ends before its end chunk")
@@ -162,8 +162,8 @@ class _State:
     def _take_text(self, kind: bytes, body: bytes) -> None:
         keyword, text = _text(kind, body)
         self._text_bytes += len(text)
-        if self._text_bytes > TEXT_MAX_TOTAL_BYTES:
-            raise ImageError("bomb", f"its texts unfold to more than {TEXT_MAX_TOTAL_BYTES:,} bytes")
+        if self._text_bytes > _TEXT_MAX_TOTAL_BYTES:
+            raise ImageError("bomb", f"its texts unfold to more than {_TEXT_MAX_TOTAL_BYTES:,} bytes")
         if keyword == b"XML:com.adobe.xmp":
             self._meta.take_xmp(text)
         elif kind != b"iCCP" and body.startswith(_RAW_PROFILES):
@@ -185,13 +185,13 @@ def _text(kind: bytes, body: bytes) -> tuple[bytes, bytes]:
 def _unfolded(kind: bytes, packed: bytes) -> bytes:
     inflater = zlib.decompressobj()
     try:
-        text = inflater.decompress(packed, TEXT_MAX_BYTES)
+        text = inflater.decompress(packed, _TEXT_MAX_BYTES)
         # One byte more settles whether it ends here or goes on; what is left over inside zlib counts as well.
         more = inflater.decompress(inflater.unconsumed_tail, 1)
     except zlib.error:
         return b""  # text that cannot be read harms no pixel
     if more:
-        raise ImageError("bomb", f"chunk {kind.decode('ascii')} unfolds to more than {TEXT_MAX_BYTES:,} bytes")
+        raise ImageError("bomb", f"chunk {kind.decode('ascii')} unfolds to more than {_TEXT_MAX_BYTES:,} bytes")
     return text
 
 
@@ -281,7 +281,7 @@ def _passes(shape: _Shape) -> list[tuple[int, int]]:
 
 def pixels(data: bytes) -> bytes:
     """Return the first picture without what a decoder could stumble over: pixels, palette and colours only."""
-    return b"".join((SIGNATURE, *_kept(data, _FOR_PIXELS)))
+    return b"".join((_SIGNATURE, *_kept(data, _FOR_PIXELS)))
 
 
 def strip(data: bytes, orientation: int | None) -> bytes:
@@ -293,7 +293,7 @@ def strip(data: bytes, orientation: int | None) -> bytes:
     if orientation in exif.TURNED:
         body = b"eXIf" + exif.only_orientation(orientation)
         pieces.insert(1, struct.pack(">I", len(body) - 4) + body + struct.pack(">I", zlib.crc32(body)))
-    return b"".join((SIGNATURE, *pieces))
+    return b"".join((_SIGNATURE, *pieces))
 
 
 def _kept(data: bytes, kinds: frozenset[bytes]) -> Iterator[bytes]:

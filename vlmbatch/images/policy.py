@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from vlmbatch.errors import InputError, Problem
+from vlmbatch.errors import InputError, Problem, flag_of
 
 if TYPE_CHECKING:
     from vlmbatch.images.facts import Check
@@ -66,7 +66,7 @@ class ImagePolicy:
             ("background", _is_ground(self.background), "white, black or #rrggbb"),
         )
         problems = [
-            Problem("bad_option", f"{getattr(self, name)!r}; allowed: {allowed}", where=name)
+            Problem("bad_option", f"{getattr(self, name)!r}; allowed: {allowed}", where=flag_of(name))
             for name, is_good, allowed in checks
             if not is_good
         ]
@@ -84,11 +84,12 @@ class ImagePolicy:
         """
         said = {name: value for name, value in words.items() if value is not None}
         policy = cls(**said)
-        idle = [name for name in ("quality", "background") if name in said]
+        idle = [flag_of(name) for name in ("quality", "background") if name in said]
         if idle and not policy.changes_bytes:
             raise InputError(
                 f"{' and '.join(idle)} given, but no image is to be written anew",
-                hint="this acts together with format, max_side, max_pixels, orient apply or convert_unsupported",
+                hint="this acts together with --format, --max-side, --max-pixels, --orient apply or "
+                "--convert-unsupported",
             )
         return policy
 

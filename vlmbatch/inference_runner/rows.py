@@ -45,7 +45,7 @@ def read_rows(path: str, id_fields: Sequence[str]) -> dict[Key, Row]:
     name = os.path.basename(path)
     try:
         for line in jsonl.iter_lines(path):
-            fields = jsonl.parse_object(line.data)
+            fields = _fields(line.data)
             key = None if fields is None else key_of(fields, id_fields)
             if fields is None or key is None:
                 what = "not a JSON object" if fields is None else f"lacks an id field ({', '.join(id_fields)})"
@@ -60,6 +60,15 @@ def read_rows(path: str, id_fields: Sequence[str]) -> dict[Key, Row]:
         what = f"{len(problems)} line(s) cannot be used" if problems else "no rows"
         raise InputError(f"--input {path}: {what}", hint="mend them, or name other --id-fields", problems=problems)
     return rows
+
+
+def _fields(line: bytes) -> dict[str, Any] | None:
+    """Return the fields of a line, None where it is no object; long ids keep all their digits."""
+    try:
+        value = jsonl.loads_exact(line)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
 
 
 class Output:
@@ -80,7 +89,7 @@ class Output:
         self._file = Appender(path)
 
     def _note(self, line: bytes) -> None:
-        value = jsonl.parse_object(line)
+        value = _fields(line)
         key = None if value is None else key_of(value, self._id_fields)
         if value is not None and key is not None:
             self._last[key] = jsonl.sha256(line)

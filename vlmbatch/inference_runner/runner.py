@@ -57,6 +57,7 @@ class Runner:
         self._args = args
         self._console = console
         self._id_fields = [name.strip() for name in args.id_fields.split(",") if name.strip()]
+        _check(args, self._id_fields)
         self._rows = read_rows(args.input, self._id_fields)
         self._endpoints = [url for text in args.endpoints for url in text.split(",") if url]
         if args.provider == _LOCAL:
@@ -151,13 +152,14 @@ class Runner:
         """Freeze what no earlier run holds, and send it; a row that cannot be asked gets its error at once."""
         rows = list(todo.values())
         try:
-            with Watch(self._console, "building") as watch:
+            with on_signals(Stop()), Watch(self._console, "building") as watch:
                 run = Run.build(self._build_options(rows, self._free_folder()), on_event=watch.on_event)
         except InputError as error:
-            if {one.line for one in error.problems} != set(range(1, len(rows) + 1)):
+            told = {line: one.message for one in error.problems for line in one.lines}
+            if told.keys() != set(range(1, len(rows) + 1)):
                 raise
-            for one in error.problems:
-                self._refuse(rows[(one.line or 0) - 1], one.message)
+            for line, message in sorted(told.items()):
+                self._refuse(rows[line - 1], message)
             return
         for sentence in run.warnings:
             self._console.warning(sentence)
@@ -251,6 +253,27 @@ class Runner:
         out(f"success: {tally.success:,}{rate}")
         out(f"errors: {tally.errors:,}")
         out(f"throughput: {ended / elapsed_s if elapsed_s else 0.0:.2f} rows/s over {duration(elapsed_s)}")
+
+
+def _check(args: argparse.Namespace, id_fields: Sequence[str]) -> None:
+    """Refuse what cannot work, before anything is read.
+
+    Raises:
+        InputError: Options are wrong; all are listed.
+    """
+    out = args.output
+    is_there = os.path.exists(out)
+    rules = {
+        "--n-concurrent must be positive": args.n_concurrent < 1,
+        "--id-fields names no field": not id_fields,
+        "--output is the input, which is never written to": is_there
+        and os.path.exists(args.input)
+        and os.path.samefile(args.input, out),
+        "--output is no plain file": is_there and not os.path.isfile(out),
+    }
+    problems = [Problem("usage", message) for message, holds in rules.items() if holds]
+    if problems:
+        raise InputError(f"{len(problems)} option(s) are wrong", hint="nothing was read or sent", problems=problems)
 
 
 def _as_jinja(template: str | None) -> str | None:
