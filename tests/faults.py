@@ -81,6 +81,7 @@ class FaultServer:
         answered: How often each row was answered with 200.
         peak: Most requests open at once.
         models: Names for the model list, None = 404.
+        is_held: Whether whatever has come waits for its answer until a test lets go of it.
     """
 
     script: dict[str, Any]
@@ -92,6 +93,7 @@ class FaultServer:
     answered: Counter[int] = field(default_factory=Counter)
     peak: int = 0
     is_dead: bool = False
+    is_held: bool = False
     _open: int = 0
     _marks: dict[str, str] = field(default_factory=dict)
 
@@ -145,7 +147,12 @@ class FaultServer:
         finally:
             self._open -= 1
 
+    async def _while_held(self) -> None:
+        while self.is_held:  # noqa: ASYNC110  (another thread lets go of it)
+            await asyncio.sleep(0.005)
+
     async def _look(self, path: str, writer: asyncio.StreamWriter) -> bool:
+        await self._while_held()
         if path.endswith("/models") and self.models is not None:
             value = {"object": "list", "data": [{"id": name, "object": "model"} for name in self.models]}
             return await _answer(writer, 200, json.dumps(value).encode())
@@ -155,6 +162,7 @@ class FaultServer:
 
     async def _play(self, step: dict[str, Any], row: int, writer: asyncio.StreamWriter) -> bool:
         await asyncio.sleep(step.get("delay_s", 0))
+        await self._while_held()
         if "fault" in step:
             await _misbehave(step, row, writer)
             return False
@@ -232,6 +240,14 @@ async def _misbehave(step: dict[str, Any], row: int, writer: asyncio.StreamWrite
         await writer.drain()
     elif kind != "close":
         raise AssertionError(f"no fault is called {kind!r}")
+
+
+@contextlib.contextmanager
+def silent_port() -> Iterator[int]:
+    """Hold a port on which nothing listens: one that is merely free is given to the next who asks."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield taken.getsockname()[1]
 
 
 @contextlib.contextmanager

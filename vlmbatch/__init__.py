@@ -17,8 +17,9 @@ ground                ``errors``, ``records`` (the shapes of all files), ``jsonl
 matter                ``inputs`` (rows and files become items), ``images``, ``tokens``, ``classify`` (nine statuses),
                       ``retry``, ``pace``, ``prices``, ``progress``, ``keys``, ``stop``
 tongues, folder       ``providers`` (one wire format each), ``rundir`` (the folder: made, opened, checked)
+the jobs' book        ``journal`` (which batch jobs the run has, and what became of each)
 making and moving     ``freeze`` (items become frozen lines), ``transport`` (bytes go out), ``attempts`` (results are
-                      read back), ``journal`` (batch jobs)
+                      read back)
 channels              ``realtime``, ``batch``, ``rehearsal`` (a provider of our own), ``resume`` (what is still to be
                       sent), ``serve`` (a model server of one's own)
 stages                ``stages``: ``build``, ``estimate``, ``run``, ``collect`` as functions that return and never print
@@ -36,8 +37,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from vlmbatch.api.aio import AsyncRun
-    from vlmbatch.api.engine import BatchResult, Engine, FailureDetail, InferenceErrorType, InferenceResult
-    from vlmbatch.api.run import Judged, Run
+    from vlmbatch.api.engine import Engine
+    from vlmbatch.api.hearing import Judged
+    from vlmbatch.api.results import BatchResult, FailureDetail, InferenceErrorType, InferenceResult
+    from vlmbatch.api.run import Run
     from vlmbatch.batch.base import BatchOptions
     from vlmbatch.errors import (
         CheckFailed,
@@ -56,9 +59,11 @@ if TYPE_CHECKING:
     from vlmbatch.retry import Policy
     from vlmbatch.serve import Serve
     from vlmbatch.slurm import SlurmOptions
+    from vlmbatch.stages.archive import BagOptions
     from vlmbatch.stages.building.plan import BuildOptions
     from vlmbatch.stages.collecting.options import CollectOptions
     from vlmbatch.stages.estimating.options import EstimateOptions
+    from vlmbatch.stages.report import ReportOptions
     from vlmbatch.stages.running.task import RunOptions, RunResult
     from vlmbatch.stop import Stop
 
@@ -66,8 +71,10 @@ __version__ = "0.1.0"
 
 _ROOMS = {
     "api.aio": ("AsyncRun",),
-    "api.engine": ("BatchResult", "Engine", "FailureDetail", "InferenceErrorType", "InferenceResult"),
-    "api.run": ("Judged", "Run"),
+    "api.engine": ("Engine",),
+    "api.hearing": ("Judged",),
+    "api.results": ("BatchResult", "FailureDetail", "InferenceErrorType", "InferenceResult"),
+    "api.run": ("Run",),
     "batch.base": ("BatchOptions",),
     "errors": (
         "CheckFailed",
@@ -86,9 +93,11 @@ _ROOMS = {
     "retry": ("Policy",),
     "serve": ("Serve",),
     "slurm": ("SlurmOptions",),
+    "stages.archive": ("BagOptions",),
     "stages.collecting.options": ("CollectOptions",),
     "stages.estimating.options": ("EstimateOptions",),
     "stages.building.plan": ("BuildOptions",),
+    "stages.report": ("ReportOptions",),
     "stages.running.task": ("RunOptions", "RunResult"),
     "stop": ("Stop",),
 }
@@ -96,6 +105,7 @@ _ROOM_OF = {name: f"{__name__}.{room}" for room, names in _ROOMS.items() for nam
 
 __all__ = [
     "AsyncRun",
+    "BagOptions",
     "BatchOptions",
     "BatchResult",
     "BuildOptions",
@@ -118,6 +128,7 @@ __all__ = [
     "ProgressFileReporter",
     "Record",
     "RefusedError",
+    "ReportOptions",
     "Run",
     "RunOptions",
     "RunResult",

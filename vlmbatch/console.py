@@ -6,6 +6,7 @@ answers, provider errors) is data: it passes :func:`safe` and never rich's marku
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -43,13 +44,15 @@ class ReaderLeft(Exception):  # noqa: N818  (nobody's fault)
 
 
 def out(text: str = "") -> None:
-    """Write one line of a result to stdout.
+    """Write one line of a result to stdout; what its encoding lacks becomes ``-`` (rules) or ``?``.
 
     Raises:
         ReaderLeft: Nobody reads it any more.
     """
     try:
         sys.stdout.write(text + "\n")
+    except UnicodeEncodeError as error:
+        out(text.replace("─", "-").encode(error.encoding, "replace").decode(error.encoding))
     except BrokenPipeError:
         raise ReaderLeft from None
 
@@ -81,9 +84,10 @@ class Console:
     verbose: int = 0
 
     def line(self, text: str) -> None:
-        """Write one line to stderr."""
-        sys.stderr.write(text + "\n")
-        sys.stderr.flush()
+        """Write one line to stderr; a terminal that was closed stops no work."""
+        with contextlib.suppress(OSError):
+            sys.stderr.write(text + "\n")
+            sys.stderr.flush()
 
     def note(self, text: str) -> None:
         """Say something that one may want to know."""
@@ -208,7 +212,8 @@ class Watch:
 
     def __exit__(self, *_: object) -> None:
         if self._bar is not None:
-            self._bar.stop()
+            with contextlib.suppress(OSError):
+                self._bar.stop()
             self._bar = None
 
     def on_event(self, event: Event) -> None:
@@ -228,7 +233,8 @@ class Watch:
         self._shown = now
         rest = self.tail(event) if self.tail else ""
         if on_terminal:
-            self._draw(event, rest)
+            with contextlib.suppress(OSError):
+                self._draw(event, rest)
         else:
             self.console.line(f"{self.label}: {self._count(event)}{', ' + rest if rest else ''}")
 

@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, ClassVar
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+_SHOWN_LINES = 3
+
 
 class Exit(IntEnum):
     """The exit statuses that all four commands share (docs/reference/exit-codes.md)."""
@@ -45,16 +47,33 @@ class Problem:
         message: What is wrong, in a few words, without the place.
         where: File, row or field at fault; empty where there is no place to name.
         line: 1-based line of the input file as an editor counts, or None.
+        again: Further lines of the same file of which the same is to be said.
     """
 
     code: str
     message: str
     where: str = ""
     line: int | None = None
+    again: tuple[int, ...] = ()
+
+    @property
+    def lines(self) -> tuple[int, ...]:
+        """All lines that it is about, none where it is about no line."""
+        return self.again if self.line is None else (self.line, *self.again)
+
+    @property
+    def sentence(self) -> str:
+        """The message, and on which further lines the same holds: the first few of them, and how many there are."""
+        if not self.again:
+            return self.message
+        shown = ", ".join(map(str, self.again[:_SHOWN_LINES]))
+        more = len(self.again) - _SHOWN_LINES
+        lines = f"{'line' if len(self.again) == 1 else 'lines'} {shown}{f' and {more:,} more' if more > 0 else ''}"
+        return f"{self.message} (also {lines})"
 
     def __str__(self) -> str:
         place = ":".join(str(p) for p in (self.where, self.line) if p not in {"", None})
-        return f"{place}: {self.message}" if place else self.message
+        return f"{place}: {self.sentence}" if place else self.sentence
 
 
 class VlmbatchError(Exception):
@@ -81,6 +100,21 @@ class InputError(VlmbatchError):
 
     exit_code = Exit.BAD_INPUT
     code = "bad_input"
+
+
+def flag_of(name: str) -> str:
+    """Return the flag of the command line that sets an option of this name."""
+    return f"--{name.replace('_', '-')}"
+
+
+def cannot_read(what: str, error: OSError) -> InputError:
+    """Return the error of a file that the user named and that the system does not give.
+
+    Args:
+        what: The file, with the flag that named it where there is one.
+        error: What the system said.
+    """
+    return InputError(f"{what}: cannot be read ({error.strerror or error})", hint="check the path")
 
 
 class SchemaVersionError(InputError):

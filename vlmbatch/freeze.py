@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from vlmbatch import jsonl
 from vlmbatch.errors import InputError
 from vlmbatch.records import CUSTOM_ID, INDEX_DIGITS
+from vlmbatch.rundir import SHARDS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import BinaryIO
 
     from vlmbatch.providers.base import Ask, Part, Provider
     from vlmbatch.records import FileRef, ShardRef
@@ -77,6 +77,37 @@ def freeze(provider: Provider, ask: Ask, custom_id: str, parts: Sequence[Part]) 
     )
 
 
+class LineWriter:
+    """Writes one file of lines of a draft and hashes it on the way.
+
+    Attributes:
+        name: The file, relative to the run folder.
+        bytes: How long it is so far.
+        lines: How many lines it has so far.
+    """
+
+    def __init__(self, draft: Draft, name: str) -> None:
+        self._draft = draft
+        self._file = draft.create(name)
+        self._digest = hashlib.sha256()
+        self.name = name
+        self.bytes = 0
+        self.lines = 0
+
+    def put(self, line: bytes) -> None:
+        """Append a line, given without its newline."""
+        for piece in (line, b"\n"):  # not joined: a line may be many megabytes
+            self._file.write(piece)
+            self._digest.update(piece)
+        self.bytes += len(line) + 1
+        self.lines += 1
+
+    def close(self) -> FileRef:
+        """Finish the file; return its reference ``{file, sha256, bytes}``."""
+        jsonl.finish(self._file)
+        return self._draft.add(self.name, self._digest.hexdigest(), self.bytes)
+
+
 class ShardWriter:
     """Writes lines into shards of a draft, cut by measured bytes and by number of requests.
 
@@ -90,76 +121,33 @@ class ShardWriter:
         self._draft = draft
         self._max_bytes = max_bytes
         self._max_requests = max_requests
-        self._file: BinaryIO | None = None
-        self._name = ""
-        self._digest = hashlib.sha256()
-        self._bytes = self._requests = self._images = 0
+        self._open: LineWriter | None = None
+        self._images = 0
         self.shards: list[ShardRef] = []
 
     def put(self, line: bytes, *, images: int) -> tuple[str, int]:
         """Append a line; return the shard's relative name and the line's offset in it."""
-        size = len(line) + 1
-        if self._file is None or self._bytes + size > self._max_bytes or self._requests >= self._max_requests:
-            self._next_shard()
-        file = self._file
-        if file is None:
-            raise AssertionError("unreachable")
-        file.write(line)
-        file.write(b"\n")
-        self._digest.update(line)
-        self._digest.update(b"\n")
-        offset = self._bytes
-        self._bytes += size
-        self._requests += 1
+        shard = self._open
+        if shard is None or shard.bytes + len(line) + 1 > self._max_bytes or shard.lines >= self._max_requests:
+            self.close()
+            shard = self._open = LineWriter(self._draft, f"{SHARDS}/{len(self.shards):05d}.jsonl")
+        offset = shard.bytes
+        shard.put(line)
         self._images += images
-        return self._name, offset
-
-    def _next_shard(self) -> None:
-        self.close()
-        self._name = f"shards/{len(self.shards):05d}.jsonl"
-        self._file = self._draft.create(self._name)
-        self._digest = hashlib.sha256()
-        self._bytes = self._requests = self._images = 0
+        return shard.name, offset
 
     def close(self) -> None:
         """Finish the open shard, if any, and note its hash."""
-        if self._file is None:
+        if self._open is None:
             return
-        jsonl.finish(self._file)
-        self._file = None
-        sha256 = self._digest.hexdigest()
-        self._draft.add(self._name, sha256, self._bytes)
+        shard, self._open = self._open, None
         self.shards.append(
             {
-                "file": self._name,
-                "sha256": sha256,
-                "bytes": self._bytes,
-                "requests": self._requests,
+                "file": shard.name,
+                "sha256": shard.close()["sha256"],
+                "bytes": shard.bytes,
+                "requests": shard.lines,
                 "images": self._images,
             }
         )
-
-
-class LineWriter:
-    """Writes one file of JSON lines of a draft (manifest, rejected) and hashes it on the way."""
-
-    def __init__(self, draft: Draft, name: str) -> None:
-        self._draft = draft
-        self._name = name
-        self._file = draft.create(name)
-        self._digest = hashlib.sha256()
-        self.bytes = 0
-        self.lines = 0
-
-    def put(self, line: bytes) -> None:
-        """Append a line, given without its newline."""
-        whole = line + b"\n"
-        self._file.write(whole)
-        self._digest.update(whole)
-        self.bytes += len(whole)
-        self.lines += 1
-
-    def close(self) -> FileRef:
-        """Finish the file; return its reference ``{file, sha256, bytes}``."""
-        jsonl.finish(self._file)
-        return self._draft.add(self._name, self._digest.hexdigest(), self.bytes)
+        self._images = 0

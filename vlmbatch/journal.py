@@ -17,15 +17,17 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from vlmbatch import jsonl
+from vlmbatch.errors import IntegrityError
 from vlmbatch.records import BATCH_SCHEMA
 from vlmbatch.rundir import BATCHES, check_schema
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from vlmbatch.records import FileRef
     from vlmbatch.rundir import RunDir
 
 EventName = Literal["intent", "uploaded", "creating", "submitted", "seen", "downloaded", "abandoned"]
@@ -56,6 +58,7 @@ class Job:
         files: What was downloaded: file, sha256, bytes.
         is_over: Whether nothing more can come of it.
         why: Why it was abandoned, empty where it was not.
+        rehearsal: Whether a rehearsal's provider has it.
     """
 
     key: str
@@ -72,9 +75,10 @@ class Job:
     batch_id: str = ""
     submitted_at: str | None = None
     state: str = ""
-    files: list[dict[str, Any]] = field(default_factory=list)
+    files: list[FileRef] = field(default_factory=list)
     is_over: bool = False
     why: str = ""
+    rehearsal: bool = False
 
     @property
     def is_submitted(self) -> bool:
@@ -111,6 +115,7 @@ class Journal:
 
     Raises:
         SchemaVersionError: A newer vlmbatch wrote it.
+        IntegrityError: It is of another run: it names rows that this one does not have.
         OSError: It cannot be read.
     """
 
@@ -122,6 +127,11 @@ class Journal:
         for event in _read(self._path):
             if (event.get("rehearsal") is True) == rehearsal:
                 self._fold(event)
+        if any(not 0 <= start <= end <= run.requests for job in self.jobs.values() for start, end in job.ranges):
+            raise IntegrityError(
+                f"{run.path}: {BATCHES} names rows that this run does not have",
+                hint="it is the journal of another run: fetch this run's own",
+            )
 
     def __enter__(self) -> Journal:
         return self
@@ -206,7 +216,7 @@ class Journal:
             job.batch_id, job.submitted_at = str(event.get("batch_id") or ""), event.get("at")
             job.is_over, job.why = False, ""  # a job that was given up for lost may turn up after all
         elif name == "downloaded":
-            job.files, job.is_over = list(event.get("files") or ()), True
+            job.files, job.is_over = list(_files(event.get("files"))), True
         elif name == "abandoned":
             job.why, job.is_over = str(event.get("why") or "unknown"), True
         job.state = str(event.get("state") or job.state)
@@ -224,17 +234,35 @@ def _read(path: str) -> Iterator[dict[str, Any]]:
 
 
 def _intended(key: str, event: Mapping[str, Any]) -> Job:
-    rows = event.get("rows") or ()
     return Job(
         key,
         str(event.get("sha256") or ""),
-        int(event.get("turn") or 1),
-        int(event.get("bytes") or 0),
-        int(event.get("requests") or 0),
+        _count(event.get("turn")) or 1,
+        _count(event.get("bytes")),
+        _count(event.get("requests")),
         str(event.get("shard") or ""),
-        tuple((int(start), int(end)) for start, end in rows),
+        tuple(_ranges(event.get("rows"))),
         str(event.get("endpoint") or ""),
+        rehearsal=event.get("rehearsal") is True,
     )
+
+
+def _count(value: object) -> int:
+    return value if isinstance(value, int) else 0
+
+
+def _ranges(value: object) -> Iterator[Range]:
+    """Yield the ranges that a value holds; what is none names no row."""
+    for one in value if isinstance(value, list) else ():
+        if isinstance(one, list) and [type(bound) for bound in one] == [int, int]:
+            yield one[0], one[1]
+
+
+def _files(value: object) -> Iterator[FileRef]:
+    """Yield the references to files that a value holds; what is none names no file."""
+    for one in value if isinstance(value, list) else ():
+        if isinstance(one, dict) and isinstance(one.get("file"), str) and isinstance(one.get("sha256"), str):
+            yield cast("FileRef", one)
 
 
 def in_flight(run: RunDir) -> Iterator[int]:
@@ -242,6 +270,7 @@ def in_flight(run: RunDir) -> Iterator[int]:
 
     Raises:
         SchemaVersionError: A newer vlmbatch wrote the journal.
+        IntegrityError: It is of another run.
     """
     for job in Journal(run).open_jobs():
         yield from job.positions()

@@ -12,6 +12,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import secrets
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -25,6 +26,7 @@ Fragment = orjson.Fragment
 """JSON that is spliced as it stands, never serialised a second time."""
 
 BOM = b"\xef\xbb\xbf"
+_LONG_NUMBER = re.compile(rb"\d{19}")
 _CHUNK = 1 << 20
 
 
@@ -41,19 +43,28 @@ def dumps(value: Any, *, sort_keys: bool = False) -> bytes:
     try:
         return orjson.dumps(value, option=option)
     except TypeError:
-        # orjson refuses surrogates and integers beyond 64 bits; the standard library writes both, a little slower.
-        return json.dumps(_unfragment(value), sort_keys=sort_keys, separators=(",", ":"), allow_nan=False).encode()
+        return _dumps_slowly(value, sort_keys=sort_keys, separators=(",", ":"))
 
 
-def _unfragment(value: Any) -> Any:
-    """Replace spliced JSON by its value: the standard library knows no fragments."""
+def _dumps_slowly(value: Any, **options: Any) -> bytes:
+    """Serialise what orjson refuses (surrogates, integers beyond 64 bits); spliced JSON still stands as it is."""
+    spliced: list[bytes] = []
+    mark = secrets.token_hex()
+    data = json.dumps(_marked(value, spliced, mark), allow_nan=False, **options).encode()
+    for number, piece in enumerate(spliced):
+        data = data.replace(f'"{mark}{number}"'.encode(), piece)
+    return data
+
+
+def _marked(value: Any, spliced: list[bytes], mark: str) -> Any:
+    """Put spliced JSON, which the standard library does not know, aside, and a mark with its number in its place."""
     if isinstance(value, orjson.Fragment):
-        contents = value.contents
-        return json.loads(contents)
+        spliced.append(orjson.dumps(value))
+        return f"{mark}{len(spliced) - 1}"
     if isinstance(value, dict):
-        return {k: _unfragment(v) for k, v in value.items()}
+        return {k: _marked(v, spliced, mark) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [_unfragment(v) for v in value]
+        return [_marked(v, spliced, mark) for v in value]
     return value
 
 
@@ -70,7 +81,7 @@ def dumps_pretty(value: Any) -> bytes:
     try:
         return orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
     except TypeError:
-        return json.dumps(_unfragment(value), indent=2, allow_nan=False).encode() + b"\n"
+        return _dumps_slowly(value, indent=2) + b"\n"
 
 
 def loads(data: bytes | memoryview | str) -> Any:
@@ -82,12 +93,25 @@ def loads(data: bytes | memoryview | str) -> Any:
     try:
         return orjson.loads(data)
     except orjson.JSONDecodeError:
-        raw = data if isinstance(data, str) else bytes(data)
-        text = raw if isinstance(raw, str) else raw.decode("utf-8")
-        try:
-            return json.loads(text, parse_constant=_refuse_constant)
-        except RecursionError:
-            raise ValueError("nested too deeply") from None
+        return _loads_slowly(data)
+
+
+def loads_exact(data: bytes) -> Any:
+    """Parse as :func:`loads` does, and keep whole numbers beyond 64 bits, which come out of that as floats.
+
+    Raises:
+        ValueError: As for :func:`loads`.
+    """
+    return _loads_slowly(data) if _LONG_NUMBER.search(data) else loads(data)
+
+
+def _loads_slowly(data: bytes | memoryview | str) -> Any:
+    raw = data if isinstance(data, str) else bytes(data)
+    text = raw if isinstance(raw, str) else raw.decode("utf-8")
+    try:
+        return json.loads(text, parse_constant=_refuse_constant)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
 
 
 def _refuse_constant(name: str) -> Any:
@@ -250,12 +274,11 @@ class Appender:
 
 
 class Line(NamedTuple):
-    """One line of a file as read: 1-based number, byte offset, bytes without newline, whether a newline ended it."""
+    """One line of a file as read: 1-based number, byte offset, bytes without newline."""
 
     number: int
     offset: int
     data: bytes
-    is_ended: bool
 
 
 def iter_lines(path: str, start: int = 0, end: int | None = None) -> Iterator[Line]:
@@ -279,12 +302,9 @@ def iter_lines(path: str, start: int = 0, end: int | None = None) -> Iterator[Li
             if end is not None and offset >= end:
                 return
             begin, offset = offset, offset + len(raw)
-            is_ended = raw.endswith(b"\n")
-            data = raw[:-1] if is_ended else raw
-            if data.endswith(b"\r"):
-                data = data[:-1]
+            data = raw.removesuffix(b"\n").removesuffix(b"\r")
             if data and not data.isspace():
-                yield Line(number, begin, data, is_ended)
+                yield Line(number, begin, data)
 
 
 def split_lines(path: str, size: int, step: int) -> list[tuple[int, int]]:

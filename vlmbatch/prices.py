@@ -13,7 +13,7 @@ from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vlmbatch import jsonl
-from vlmbatch.errors import InputError
+from vlmbatch.errors import InputError, cannot_read, flag_of
 from vlmbatch.records import ESTIMATE_SCHEMA
 
 if TYPE_CHECKING:
@@ -21,8 +21,10 @@ if TYPE_CHECKING:
 
     from vlmbatch.records import Channel, Usage
 
-MILLION = Decimal(1_000_000)
+_MILLION = Decimal(1_000_000)
 _ONE = Decimal(1)
+_DEAREST = Decimal(10**9)
+"""Beyond it sums would outgrow the digits of a Decimal; nothing costs so much."""
 
 _KEYS = {
     "price_in": "price_in_usd_per_mtok",
@@ -53,9 +55,9 @@ class Rates(NamedTuple):
             return None
         return self.of_tokens(used, made, usage["cached_tokens"] or 0)
 
-    def of_tokens(self, used: Decimal | int, made: Decimal | int, cached: Decimal | int = 0) -> Decimal:
+    def of_tokens(self, used: Decimal | int, made: Decimal | int, cached: Decimal | int) -> Decimal:
         """Return what tokens cost; ``used`` includes ``cached``, ``made`` includes reasoning."""
-        return ((used - cached) * self.input + cached * self.cached + made * self.output) / MILLION
+        return ((used - cached) * self.input + cached * self.cached + made * self.output) / _MILLION
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +85,7 @@ class Prices:
     price_date: str | None = None
 
     @classmethod
-    def parse(cls, values: Mapping[str, Any], *, where: str = "prices") -> Prices:
+    def parse(cls, values: Mapping[str, Any], *, where: str) -> Prices:
         """Take prices from a price file or a line of estimates.jsonl; keys that are no prices are passed over.
 
         Args:
@@ -93,15 +95,29 @@ class Prices:
         Raises:
             InputError: A price is no number, or is negative, or the discount is not between 0 and 1.
         """
-        taken = {}
-        for name, key in _KEYS.items():
-            value = values.get(key)
-            if value is not None:
-                taken[name] = str(value) if name in _TEXTS else parse_price(value, f"{where}: {key}")
+        named = {name: values.get(key) for name, key in _KEYS.items()}
+        return cls._of(named, {name: f"{where}: {key}" for name, key in _KEYS.items()})
+
+    @classmethod
+    def typed(cls, **words: str | None) -> Prices:
+        """Take prices from the user's flags, by the names of the fields; None = not said.
+
+        Raises:
+            InputError: As for :meth:`parse`.
+        """
+        return cls._of(words, {name: flag_of(name) for name in words})
+
+    @classmethod
+    def _of(cls, values: Mapping[str, Any], labels: Mapping[str, str]) -> Prices:
+        taken = {
+            name: str(value) if name in _TEXTS else parse_price(value, labels[name])
+            for name, value in values.items()
+            if value is not None
+        }
         prices = cls(**taken)  # type: ignore[arg-type]  # the loop above gave each field its type
         if prices.batch_discount is not None and prices.batch_discount > 1:
             raise InputError(
-                f"{where}: batch_discount {prices.batch_discount} is not a part of 1",
+                f"{labels['batch_discount']}: {prices.batch_discount} is not a part of 1",
                 hint="0.5 means half price over the batch channel",
             )
         return prices
@@ -138,14 +154,14 @@ def parse_price(value: Any, where: str) -> Decimal:
     """Return a price typed by a person.
 
     Raises:
-        InputError: It is no finite number of at least 0.
+        InputError: It is no number from 0 to a billion.
     """
     try:
         price = Decimal(str(value))
     except InvalidOperation:
         price = Decimal(-1)
-    if not price.is_finite() or price < 0:
-        raise InputError(f"{where}: {value!r} is not a price", hint="give USD per million tokens, such as 2.50")
+    if not price.is_finite() or not 0 <= price <= _DEAREST:
+        raise InputError(f"{where}: {value!r} is not a price", hint="give a number, such as 2.50 (USD)")
     return price
 
 
@@ -180,10 +196,10 @@ def read_file(path: str) -> Prices:
     """
     try:
         with open(path, "rb") as file:
-            data = file.read()
+            data = file.read().removeprefix(jsonl.BOM)
         values = jsonl.loads(data) if data.lstrip()[:1] == b"{" else tomllib.loads(data.decode("utf-8"))
     except OSError as error:
-        raise InputError(f"--price-file {path}: cannot be read ({error.strerror})", hint="check the path") from None
+        raise cannot_read(f"--price-file {path}", error) from None
     except ValueError as error:
         raise InputError(f"--price-file {path}: neither TOML nor JSON ({error})", hint="mend the file") from None
     unknown = sorted(set(values) - set(_KEYS.values()))

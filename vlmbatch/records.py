@@ -318,10 +318,9 @@ class Reading(NamedTuple):
         ended: Why it stopped, in our words.
         finish_reason: Why it stopped, as the provider says it.
         usage: Tokens in our vocabulary.
-        usage_raw: The provider's own usage object, as it came.
         image_tokens: Input tokens of the images alone, where the provider tells them apart.
         model: The model's name as the provider reports it.
-        fingerprint: ``system_fingerprint`` or the like, where told.
+        system_fingerprint: The provider's own word for what answered, where told.
         error: Why there is no answer; then all else may be empty.
         notes: Codes of what is odd (``two_choices``, ``usage_zero``, ``think_block`` ...), an open list.
     """
@@ -332,10 +331,9 @@ class Reading(NamedTuple):
     ended: Ended = Ended.STOP
     finish_reason: str | None = None
     usage: Usage = no_usage()
-    usage_raw: Any = None
     image_tokens: int | None = None
     model: str | None = None
-    fingerprint: str | None = None
+    system_fingerprint: str | None = None
     error: ErrorInfo | None = None
     notes: tuple[str, ...] = ()
 

@@ -106,7 +106,7 @@ def decide(failure: Failure, tries: Sequence[Try], now: datetime, rng: random.Ra
         longest = policy.timeout_s * 2 ** (timeouts - 1)
         return GiveUp(f"no whole answer within {longest:g} s in the last of {timeouts} waits; raise --timeout")
     is_shared = asked is not None or failure.status_code in _OVERLOADED
-    if asked is not None:
+    if asked:  # "at once" is no advice to a crowd: our own pace, then
         return Wait(asked * (1 + _JITTER * rng.random()), is_shared)
     ceiling = min(policy.backoff_cap_s, policy.base_s * 2 ** (len(tries) - 1))
     return Wait(ceiling * rng.random(), is_shared)

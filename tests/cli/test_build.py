@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -71,12 +72,15 @@ def test_build_json_failure_lists_every_problem(images: Path, tmp_path: Path) ->
             "there is no provider 'nope'",
         ),
         (["IMAGES", "--out", "RUN", "--model", "m", "--prompt-file", "none.txt"], "none.txt: cannot be read"),
-        (["IMAGES", "--out", "RUN", "--model", "m", "--prompt", "p", "--check", "some"], "check: 'some'"),
+        (["IMAGES", "--out", "RUN", "--model", "m", "--prompt", "p", "--check", "some"], "--check: 'some'"),
         (["IMAGES", "--out", "RUN", "--model", "m", "--prompt", "p", "--max-tokens", "many"], "--max-tokens"),
         (["IMAGES", "--out", "RUN", "--model", "m", "--prompt", "p", "--id-prefix", "a b"], "--id-prefix 'a b'"),
         (["IMAGES", "--out", "RUN", "--model", "m", "--prompt", "p", "--limit-override", "x"], "not NAME=N"),
         (["IMAGES", "--out", "RUN", "--model", "m", "--prompt", "p", "--shard-max-bytes", "-1"], "must be positive"),
         (["IMAGES", "--out", "RUN", "--model", "m", "--prompt", "p", "--prompt-file", "f"], "exclude each other"),
+        (["IMAGES", "--out", "RUN", "--model", "m", "--prompt", "p", "--prompt-template", "t"], "excludes --prompt"),
+        (["IMAGES", "--out", "RUN", "--model", "m", "--prompt", " "], "prompt.txt: empty"),
+        (["IMAGES", "--out", "RUN", "--model", "m", "--prompt", "p", "--image-order", "middle"], "first or last"),
         (["IMAGES", "--out", "RUN", "--model", "m", "--prompt", "p", "--max-tokens", "0"], "must be positive"),
         (["IMAGES", "--out", "RUN", "--model", "m", "--prompt", "p", "--shard-max-requests", "0"], "must be positive"),
         (["IMAGES", "--out", "RUN", "--model", "m", "--prompt", "p", "--workers", "-1"], "--workers must be positive"),
@@ -91,6 +95,9 @@ def test_build_json_failure_lists_every_problem(images: Path, tmp_path: Path) ->
         (["--config", "none.yaml", "--out", "RUN", "--image-order", "middle"], "--image-order takes first or last"),
         (["--config", "none.yaml", "--out", "RUN", "--max-tokens", "-5"], "--max-tokens must be positive"),
         (["--config", "none.yaml", "--out", "RUN", "--prompt", ""], "the file's outputs say it"),
+        (["--config", "none.yaml", "--out", "RUN", "--prompt-template", "t"], "the file's outputs say it"),
+        (["--config", "none.yaml", "--out", "RUN", "--question-field", "q"], "the file's inputs say it"),
+        (["--config", "none.yaml", "--out", "RUN", "--image-field", "i"], "the file's inputs say it"),
         (
             ["IMAGES", "--out", "RUN", "--model", "m", "--prompt", "p", "--temperature", "-1"],
             "--temperature must be 0 to 2",
@@ -184,6 +191,15 @@ def test_build_with_stdin_closed_goes_on(images: Path, tmp_path: Path) -> None:
     assert "(standard input) is closed" in done.stderr
 
 
+def test_build_whose_messages_nobody_takes_goes_on(tmp_path: Path) -> None:
+    """A terminal that was closed, or a full disk behind stderr, costs the messages and not the work."""
+    (tmp_path / "tiny.png").write_bytes(png(8, 8))
+    words = ["build", str(tmp_path / "tiny.png"), "--out", str(tmp_path / "run"), "--model", "m", "--prompt", "p"]
+    assert "warning" in call(*words[:2], "--out", tmp_path / "loud", *words[4:]).err
+    done = _elsewhere(words, before="exec 2>/dev/full")
+    assert (done.returncode, done.stdout.splitlines()[0][:5]) == (0, "built")
+
+
 def test_build_names_that_are_not_utf8_pass_through_the_envelope(images: Path, tmp_path: Path) -> None:
     """With --json, odd bytes in --out or in an error are escapes in the one object, not a fault of ours."""
     run = os.path.join(os.fsencode(tmp_path), b"r\xff")
@@ -233,25 +249,56 @@ def test_build_hint_names_the_flag_that_converts(tmp_path: Path) -> None:
     assert call(*words, "--convert-unsupported").status == 0
 
 
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
-def test_build_told_to_stop_leaves_nothing(images: Path, tmp_path: Path, name: str) -> None:
-    """Ctrl-C and a scheduler's SIGTERM end the build with status 130, a sentence, and no half folder."""
-    import signal
+def _build_under_a_signal(
+    images: Path, out: Path, number: int, *, before: str = ""
+) -> subprocess.CompletedProcess[str]:
+    """Build from a table in whose midst a signal comes, so that the build is surely at work then."""
+    code = f"{_SIGNALLING}{before}\nsys.stdin = type('In', (), {{'buffer': Table({number})}})()\nmain(sys.argv[1:])"
+    words = ["build", "-", "--image-base-path", str(images), "--out", str(out), "--model", "m", "--prompt", "p"]
+    return _python(code, [*words, "--json"])
 
-    # The table never ends, so the build is surely at work when the signal comes.
-    stop = f"sys.stdin = type('In', (), {{'buffer': Endless({int(getattr(signal, name))})}})()"
-    code = _ENDLESS + stop + "\nfrom vlmbatch.cli import main; main(sys.argv[1:])"
-    words = ["build", "-", "--image-base-path", str(images), "--out", str(tmp_path / "deep/run"), "--model", "m"]
-    done = _python(code, [*words, "--prompt", "p", "--json"])
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_build_told_to_stop_leaves_nothing(images: Path, tmp_path: Path, number: signal.Signals) -> None:
+    """Ctrl-C, a scheduler and a closing terminal end the build with status 130, a sentence, and no half folder."""
+    done = _build_under_a_signal(images, tmp_path / "deep/run", number)
     assert done.returncode == 130, done.stderr
     assert "interrupted" in done.stderr
     assert json.loads(done.stdout)["exit_code"] == 130
     assert sorted(os.listdir(tmp_path)) == ["images"]
 
 
-_ENDLESS = """
-import os, sys
-class Endless:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_build_told_twice_to_stop_still_leaves_nothing(images: Path, tmp_path: Path, number: signal.Signals) -> None:
+    """Schedulers and closing terminals say it twice; the second time comes while the first half folder is removed."""
+    again = f"remove = shutil.rmtree\nshutil.rmtree = lambda *a, **k: (os.kill(os.getpid(), {number}), remove(*a, **k))"
+    done = _build_under_a_signal(images, tmp_path / "run", number, before=again)
+    assert done.returncode == 130, done.stderr
+    assert sorted(os.listdir(tmp_path)) == ["images"]
+
+
+def test_build_under_nohup_goes_on(images: Path, tmp_path: Path) -> None:
+    """A signal that the shell has switched off stays off."""
+    nohup = "signal.signal(signal.SIGHUP, signal.SIG_IGN)"
+    done = _build_under_a_signal(images, tmp_path / "run", signal.SIGHUP, before=nohup)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["data"]["counts"]["requests"] > 0
+
+
+def test_build_after_a_killed_one_removes_what_it_left(images: Path, tmp_path: Path) -> None:
+    """Nobody can clean up after SIGKILL but the next build of that name, which says so."""
+    done = _build_under_a_signal(images, tmp_path / "run", signal.SIGKILL)
+    assert done.returncode == -signal.SIGKILL
+    (left,) = {*os.listdir(tmp_path)} - {"images"}
+    after = call("build", images, "--out", tmp_path / "run", "--model", "m", "--prompt", "p")
+    assert (after.status, sorted(os.listdir(tmp_path))) == (0, ["images", "run"])
+    assert f"removed {left}" in after.err
+
+
+_SIGNALLING = """
+import os, shutil, signal, sys
+from vlmbatch.cli import main
+class Table:
     def __init__(self, number):
         self.number, self.reads = number, 0
     def read(self, size):
@@ -259,7 +306,7 @@ class Endless:
         if self.reads == 3:
             os.kill(os.getpid(), self.number)
         line = b'{"image_path": "0.png"}\\n'
-        return line * (size // len(line) // 500)
+        return line * (size // len(line) // 500) if self.reads < 20 else b''
     def close(self):
         pass
 """

@@ -71,7 +71,7 @@ def test_collect_foreign_results_are_integrity(run: RunDir) -> None:
         (["--report"], "--write"),
         (["--redact", "copy"], "--leave-out"),
         (["--leave-out", "images"], "--redact"),
-        (["--compare", "none"], "not a run folder"),
+        (["--compare", "none"], "no such folder"),
         (["--hf", "."], "--hf"),
     ],
 )
@@ -172,6 +172,19 @@ def test_report_and_seal_follow_the_records(run: RunDir) -> None:
     assert "merged.jsonl" in sums
 
 
+def test_writing_after_the_seal_is_warned_of_unless_it_is_set_again(run: RunDir) -> None:
+    """One line says that the seal no longer holds, and what to do; with --seal in the same command it holds."""
+    write = ("--write", run.file("merged.jsonl"))
+    said = "SEALED.sha256 no longer holds; seal it again with collect --seal"
+    assert said not in call("collect", run.path, *write, "--seal").err
+    assert said not in call("collect", run.path, *write, "--seal").err
+    assert said not in call("collect", run.path).err
+    done = call("collect", run.path, *write)
+    assert (done.status, done.err.count(said)) == (0, 1)
+    told = call("collect", run.path, "--write", f"{run.path}.jsonl", "--report", "--json")
+    assert said in told.json()["data"]["warnings"][-1]
+
+
 def test_failed_gate_hands_nothing_over(run: RunDir, tmp_path: Path) -> None:
     """What does not pass is neither sealed nor packed; the report is there to see why."""
     bag = tmp_path / "bag"
@@ -208,7 +221,7 @@ def test_explained_number_does_not_hide_a_check_that_fails(run: RunDir) -> None:
         ["--bag", "there"],
         ["--redact", "there", "--leave-out", "images"],
         ["--redact", "new", "--leave-out", "everything"],
-        ["--bag", "nowhere/bag"],
+        ["--bag", "file/bag"],
     ],
 )
 def test_hand_over_that_cannot_be_is_refused_before_anything_is_written(
@@ -216,7 +229,8 @@ def test_hand_over_that_cannot_be_is_refused_before_anything_is_written(
 ) -> None:
     """Exit 2 means that nothing was written, the records neither."""
     (tmp_path / "there").mkdir()
-    where = [str(tmp_path / word) if word in {"there", "new", "nowhere/bag"} else word for word in words]
+    (tmp_path / "file").write_bytes(b"")
+    where = [str(tmp_path / word) if word in {"there", "new", "file/bag"} else word for word in words]
     done = call("collect", run.path, "--write", run.file("merged.jsonl"), *where)
     assert done.status == 2, done.err
     assert not os.path.exists(run.file("merged.jsonl"))

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -212,3 +215,28 @@ def test_hostile_path_is_only_shown(tmp_path: Path, capfd: pytest.CaptureFixture
     """A control character in a name reaches no terminal."""
     code, out, err = _vlmbatch(capfd, str(tmp_path / "no\x1b[31mwhere"))
     assert (code, "\x1b" in out + err) == (2, False)
+
+
+def test_table_is_printed_in_any_encoding(tmp_path: Path) -> None:
+    """A locale that lacks a character of ours ends no command: it gets another in its place."""
+    run = make_run(tmp_path / "run", 2)
+    words = [sys.executable, "-m", "vlmbatch", "estimate", run.path]
+    environ = {**os.environ, "PYTHONIOENCODING": "ascii:strict"}
+    done = subprocess.run(words, capture_output=True, env=environ, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"------" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("rows", "wanted"),
+    [
+        (31, "next: vlmbatch run '{run}' --limit 30 --out '{run}/results/smoke.jsonl'"),
+        (30, "next: vlmbatch run '{run}'"),
+        (1, "next: vlmbatch run '{run}'"),
+    ],
+)
+def test_next_command_fits_the_run(tmp_path: Path, capfd: pytest.CaptureFixture[str], rows: int, wanted: str) -> None:
+    """A sample is proposed only where it leaves something to send; what is proposed can be pasted."""
+    run = make_run(tmp_path / "a run", rows)
+    _, out, _ = _vlmbatch(capfd, run.path)
+    assert out.splitlines()[-1] == wanted.format(run=run.path)

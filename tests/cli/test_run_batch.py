@@ -5,13 +5,13 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.cli.doors import call
 from tests.stages.batch_runs import answers, ids, make
+from tests.waiting import wait_until
 from vlmbatch.rehearsal.faults import parse_faults
 from vlmbatch.rehearsal.jobs import Flaw, StoredJob
 from vlmbatch.rehearsal.server import serve
@@ -123,11 +123,7 @@ def test_interrupt_leaves_the_jobs_to_the_next_command(tmp_path: Path) -> None:
         words = ["run", run.path, "--channel", "batch", "--base-url", f"{server.base_url}/v1", *QUICK]
         command = [sys.executable, "-m", "vlmbatch", *words]
         with subprocess.Popen(command, env=KEY, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-            until = time.monotonic() + 60
-            while sum(job.looks for job in server.store.jobs) < 9:
-                assert process.poll() is None
-                assert time.monotonic() < until
-                time.sleep(0.02)
+            wait_until(lambda: sum(job.looks for job in server.store.jobs) >= 9)
             process.send_signal(signal.SIGINT)
             process.communicate(timeout=60)
         assert process.returncode == 130

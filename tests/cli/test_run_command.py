@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,10 +15,9 @@ import pytest
 from tests.cli.doors import call
 from tests.faults import FaultServer, behaviour, faulty
 from tests.sendable import attempts_of, make_run, row_id
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from vlmbatch.rundir import RunDir
 
 KEY = "sk-CANARY-0123456789"
@@ -231,15 +229,6 @@ def start(run_dir: RunDir, server: FaultServer, *flags: str) -> subprocess.Popen
     return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    """Wait for a condition, 20 seconds at most."""
-    for _ in range(4000):
-        if condition():
-            return
-        time.sleep(0.005)
-    raise AssertionError("it never came to be")
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signal_once_finishes_what_is_in_flight(tmp_path: Path, number: signal.Signals) -> None:
     """proc-sigint: exit 130, every answer that came is on disk, the same command finishes."""
@@ -249,14 +238,14 @@ def test_signal_once_finishes_what_is_in_flight(tmp_path: Path, number: signal.S
         process = start(run_dir, server)
         wait_until(lambda: len(server.seen) >= spec["script"]["after_rows"])
         process.send_signal(number)
-        out, err = process.communicate(timeout=20)
+        out, err = process.communicate(timeout=60)
         assert process.returncode == spec["check"]["exit"]
         assert "the same command goes on" in err
         assert "stopping" in err
         assert KEY not in out + err
         assert len(attempts_of(run_dir)) == sum(server.answered.values()) < spec["rows"]
         with start(run_dir, server) as again:
-            again.communicate(timeout=30)
+            again.communicate(timeout=60)
         assert again.returncode == 0
     ids = [one["custom_id"] for one in attempts_of(run_dir)]
     assert sorted(ids) == [row_id(index) for index in range(spec["rows"])]
@@ -285,12 +274,15 @@ def test_second_signal_ends_it_at_once(tmp_path: Path) -> None:
 def test_signal_before_anything_is_sent_ends_at_once(tmp_path: Path) -> None:
     """Nothing to save: no grace is needed."""
     run_dir = make_run(tmp_path / "run", 10)
-    with faulty({"steps": [{"body": "ok"}]}) as server:
+    with faulty() as server:
+        server.is_held = True
         process = start(run_dir, server)
-        time.sleep(0.05)
+        wait_until(lambda: server.looked)
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=20)
-    assert process.returncode in {130, -signal.SIGINT, 0}
+        assert process.returncode == 130
+        assert server.seen == []
+    assert attempts_of(run_dir) == []
 
 
 def test_python_m_and_the_flags_of_the_contract_work(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import contextlib
 import shutil
 import subprocess
 import tempfile
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,6 +61,9 @@ class Browser:
         assert self._process.stderr is not None
         for line in self._process.stderr:
             if b"DevTools listening on " in line:
+                # What it goes on to say is read too: a full pipe would hold it up.
+                self._drain = threading.Thread(target=self._process.stderr.read, daemon=True)
+                self._drain.start()
                 self._run(self._connect(line.rsplit(b" ", 1)[1].decode().strip()))
                 return self
         raise AssertionError("chromium ended before it listened")
@@ -70,6 +74,7 @@ class Browser:
         self._reader.cancel()
         self._run(self._session.close())
         self._process.wait(_SECONDS)
+        self._drain.join(_SECONDS)
         assert self._process.stderr is not None
         self._process.stderr.close()
         self._loop.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import os
 from typing import TYPE_CHECKING, Any
 
 from vlmbatch import jsonl, providers
@@ -11,7 +12,7 @@ from vlmbatch.records import ATTEMPT_SCHEMA, RUN_SCHEMA
 from vlmbatch.rundir import MANIFEST, Draft, RunDir
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
     from pathlib import Path
 
 STEM = "t0f3a9c"
@@ -26,6 +27,7 @@ def make_run(
     outputs: Sequence[str] = ("",),
     answer: dict[str, Any] | None = None,
     images: Sequence[str] | None = None,
+    rejected: Collection[int] = (),
 ) -> RunDir:
     """Build a run: one request for each row and output, each with an image of its own.
 
@@ -36,27 +38,29 @@ def make_run(
         outputs: Names of the pipeline outputs.
         answer: run.json's ``answer``.
         images: What the images hold, by row; the same text is the same image.
+        rejected: Inputs that became no request, by their index, which counts on over a row's outputs.
     """
     table = [b"{}"] * rows if isinstance(rows, int) else list(rows)
     adapter = providers.get(provider)
     ask = Ask(model="test-model", max_tokens=MAX_TOKENS)
     shard, manifest = bytearray(), bytearray()
-    index = 0
+    inputs = [(number, output) for number in range(len(table)) for output in outputs]
     with Draft(target) as draft:
-        for number, row in enumerate(table):
-            for output in outputs:
-                data = (images[number] if images else f"image {number}").encode()
-                head, line = _freeze(adapter, ask, index, data, output, len(shard))
-                if not isinstance(rows, int):
-                    head["source_line"] = number + 1
-                if output:
-                    head["output"] = output
-                shard += line + b"\n"
-                manifest += jsonl.dumps({**head, "row": jsonl.Fragment(row)}) + b"\n"
-                index += 1
+        for index, (number, output) in enumerate(inputs):
+            if index in rejected:
+                continue
+            data = (images[number] if images else f"image {number}").encode()
+            head, line = _freeze(adapter, ask, index, data, output, len(shard))
+            if not isinstance(rows, int):
+                head["source_line"] = number + 1
+            if output:
+                head["output"] = output
+            shard += line + b"\n"
+            manifest += jsonl.dumps({**head, "row": jsonl.Fragment(table[number])}) + b"\n"
+        count = len(inputs) - len(rejected)
         prompt = draft.write("inputs/prompt.txt", b"What is this?")
-        shards = [{**draft.write("shards/00000.jsonl", bytes(shard)), "requests": index, "images": index}]
-        manifest_ref = {**draft.write(MANIFEST, bytes(manifest)), "requests": index}
+        shards = [{**draft.write("shards/00000.jsonl", bytes(shard)), "requests": count, "images": count}]
+        manifest_ref = {**draft.write(MANIFEST, bytes(manifest)), "requests": count}
         info: Any = {
             "schema": RUN_SCHEMA,
             "tool": {"name": "vlmbatch", "version": "0"},
@@ -69,11 +73,11 @@ def make_run(
             "prompt": prompt,
             "system": None,
             "inputs": [prompt],
-            "source": {"kind": "folder", "path": "images", "sha256": "0" * 64, "count": index},
+            "source": {"kind": "folder", "path": "images", "sha256": "0" * 64, "count": len(inputs)},
             "image_policy": {},
             "answer": answer or {"json": False, "schema": None},
             "id_stem": STEM,
-            "counts": {"requests": index},
+            "counts": {"requests": count},
             "shards": shards,
             "manifest": manifest_ref,
             "rejected": None,
@@ -163,8 +167,6 @@ def failed(run: RunDir, position: int, status_code: int = 500, *, at: int = 0) -
 def write_results(run: RunDir, name: str, values: Sequence[Any]) -> str:
     """Write a file of results/, bytes as they are and objects as JSON lines; return its path."""
     folder = run.file("results")
-    import os
-
     os.makedirs(folder, exist_ok=True)
     path = os.path.join(folder, name)
     with open(path, "wb") as file:

@@ -21,8 +21,11 @@ from tests.stages.made_runs import Made, make_run
 from vlmbatch import jsonl
 from vlmbatch.errors import InputError, IntegrityError
 from vlmbatch.records import CUSTOM_ID, Event, Status
-from vlmbatch.rundir import RunDir, fingerprint
+from vlmbatch.rundir import SEAL_BROKEN, RunDir, fingerprint
 from vlmbatch.stages import archive
+from vlmbatch.stages.estimate import EstimateOptions, estimate
+from vlmbatch.stages.run import RunOptions
+from vlmbatch.stages.run import run as send
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -113,6 +116,23 @@ def test_folder_is_sealed_again_after_more_work(tmp_path: Path) -> None:
     again = archive.seal(run)
     assert again.files == first.files + 1
     assert verify(run.path)[0] == 0
+
+
+def test_other_stages_say_that_they_write_into_a_sealed_folder(tmp_path: Path) -> None:
+    """An estimate and a run leave files that the seal does not know; before the seal there is nothing to say."""
+    run = _run(tmp_path / "run")
+    events: list[Event] = []
+
+    def said() -> list[bool]:
+        events.clear()
+        warnings = estimate(run, EstimateOptions(), now="2026-05-01T10:00:00Z").warnings
+        send(run, RunOptions(rehearsal=True), key=None, on_event=events.append)
+        return [SEAL_BROKEN in warnings, SEAL_BROKEN in [one.message for one in events if one.kind == "warning"]]
+
+    assert said() == [False, False]
+    archive.seal(run)
+    assert said() == [True, True]
+    assert verify(run.path)[0] == 1
 
 
 def test_no_seal_is_set_on_damage(tmp_path: Path) -> None:
@@ -279,6 +299,18 @@ def test_many_problems_are_told_in_a_few_lines(tmp_path: Path) -> None:
     said = verify(run.path)[1]
     assert "and 250 more" in said
     assert len(said.splitlines()) < 40
+
+
+def test_what_a_stranger_wrote_cannot_steer_the_terminal(tmp_path: Path) -> None:
+    """Ids and words of a hostile folder come out escaped, whatever the check says of them."""
+    run = _run(tmp_path / "run")
+    evil = b"\\u001b[2J\\u009b1m\xe2\x80\xae"
+    _rewrite(Path(run.file("manifest.jsonl")), lambda data: data.replace(b"t0f3a9c-00000", evil))
+    code, said = verify(run.path)
+    assert code == 1
+    assert "\\x1b[2J" in said
+    assert said.replace("\n", "").isascii()
+    assert said.replace("\n", "").isprintable()
 
 
 def test_rehearsal_is_told(tmp_path: Path) -> None:

@@ -131,11 +131,23 @@ def test_existing_target_or_one_inside_the_run_is_refused(tmp_path: Path) -> Non
     """A bag never overwrites, and never lies in the folder that it copies."""
     run = _run(tmp_path / "run")
     (tmp_path / "there").mkdir()
-    for target in ("there", "run/bag", "run/results/bag", "nowhere/bag"):
+    (tmp_path / "file").write_bytes(b"")
+    for target in ("there", "run/bag", "run/results/bag", "run/new/bag", "file/bag"):
         with pytest.raises(InputError):
             archive.bag(run, str(tmp_path / target))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "there"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "run", "there"]
     archive.bag(run, str(tmp_path / "run-bag"))
+
+
+def test_parents_of_a_bag_are_made_and_go_again_where_it_does_not_come_to_be(tmp_path: Path) -> None:
+    """As build makes those of --out."""
+    run = _run(tmp_path / "run")
+    archive.bag(run, str(tmp_path / "new" / "parent" / "bag"))
+    assert (tmp_path / "new" / "parent" / "bag" / "bagit.txt").exists()
+    Path(run.file("results/away")).symlink_to(tmp_path)
+    with pytest.raises(InputError, match="would not travel"):
+        archive.bag(run, str(tmp_path / "other" / "parent" / "bag"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "run"]
 
 
 def test_damage_and_changes_after_the_seal_leave_no_bag(tmp_path: Path) -> None:

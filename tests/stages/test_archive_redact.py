@@ -105,7 +105,7 @@ def test_every_hash_stays_and_the_copy_verifies(tmp_path: Path, what: tuple[str,
     code, said = verify(copy)
     assert code == 0, said
     assert f"VERIFIED  fingerprint {run.fingerprint}" in said
-    assert f"withheld: {', '.join(done.what)}" in said
+    assert f"a redacted copy without {', '.join(done.what)}" in said
     assert "5 records, one for each request" in said
 
 
@@ -119,9 +119,9 @@ def test_images_given_back_prove_every_line(tmp_path: Path) -> None:
         (photos / f"{n}.bin").write_bytes(picture(n))
     code, said = verify(done.path, "--images", str(tmp_path / "photos"))
     assert code == 0, said
-    assert "5 redacted lines, 5 of them proven with their images" in said
+    assert "5 lines name the images that were taken out of them, 5 are proven" in said
     (photos / "3.bin").unlink()
-    assert "5 redacted lines, 4 of them proven" in verify(done.path, "--images", str(tmp_path / "photos"))[1]
+    assert "taken out of them, 4 are proven" in verify(done.path, "--images", str(tmp_path / "photos"))[1]
 
 
 def test_changed_prompt_in_a_redacted_line_is_found_with_the_images(tmp_path: Path) -> None:
@@ -141,6 +141,23 @@ def test_changed_prompt_in_a_redacted_line_is_found_with_the_images(tmp_path: Pa
     assert "with its images, its line has another hash" in said
 
 
+def test_false_fingerprint_of_a_copy_is_found_where_run_json_is_there(tmp_path: Path) -> None:
+    """What REDACTED.json states is computed again where it can be, and is called a statement where it cannot."""
+    _, done = _redact(tmp_path, {"images"})
+    copy = Path(done.path)
+    note = copy / "REDACTED.json"
+    before = jsonl.sha256(note.read_bytes())
+    note.write_bytes(note.read_bytes().replace(done.fingerprint.encode(), b"0" * 64))
+    sums = copy / "SHA256SUMS"
+    sums.write_text(sums.read_text().replace(before, jsonl.sha256(note.read_bytes())))
+    code, said = verify(copy)
+    assert code == 1
+    assert "a fingerprint that is not run.json's" in said
+    run = RunDir.open(tmp_path / "run")
+    archive.redact(run, str(tmp_path / "blind"), {"paths"})
+    assert f"fingerprint {run.fingerprint} (as REDACTED.json states it)" in verify(tmp_path / "blind")[1]
+
+
 def test_text_that_looks_like_a_placeholder_does_no_harm(tmp_path: Path) -> None:
     """A prompt that holds the form of a placeholder stays as it is and is still proven."""
     prompt = f"Is sha256:{'0' * 64}"
@@ -150,7 +167,7 @@ def test_text_that_looks_like_a_placeholder_does_no_harm(tmp_path: Path) -> None
     (tmp_path / "photos" / "0").write_bytes(picture(0))
     code, said = verify(tmp_path / "copy", "--images", str(tmp_path / "photos"))
     assert code == 0, said
-    assert "1 of them proven" in said
+    assert "1 are proven" in said
 
 
 def test_one_opening_proves_one_row_and_no_other(tmp_path: Path) -> None:
@@ -217,6 +234,18 @@ def test_fields_that_may_stay_do(tmp_path: Path) -> None:
         ("A", n, {"label", "n", "vlmbatch_withheld"}) for n in range(5)
     ]
     assert verify(done.path, "--openings", str(done.openings))[0] == 0
+
+
+def test_what_stays_keeps_every_digit(tmp_path: Path) -> None:
+    """Fields of rows and answers that go along are those of the original, digit by digit."""
+    row, text = b'{"a":1.10,"b":123456789012345678901234567890,"c":1}', '{"n":123456789012345678901234567890}'
+    run = result_run(tmp_path / "run", [row], answer={"json": True, "schema": None})
+    write_results(run, "a.jsonl", [attempt(run, 0, completion(text))])
+    collect(run, (), CollectOptions(write=run.file("merged.jsonl")))
+    done = archive.redact(run, str(tmp_path / "copy"), {"paths"}, keep_fields=["a", "b"])
+    for name in ("manifest.jsonl", "merged.jsonl"):
+        assert b'"row":' + row[: row.index(b',"c"')] in (Path(done.path) / name).read_bytes()
+    assert f'"json":{text}'.encode() in (Path(done.path) / "merged.jsonl").read_bytes()
 
 
 def test_numbers_of_the_request_stay_readable(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from PIL import Image
 from tests.pictures import jpeg, png
 from vlmbatch.errors import InputError, IntegrityError
 from vlmbatch.images import ImagePolicy, decode
-from vlmbatch.rundir import LineReader, RunDir
+from vlmbatch.rundir import Draft, LineReader, RunDir
 from vlmbatch.stages.build import build
 from vlmbatch.stages.building import press
 from vlmbatch.stages.building.plan import BuildOptions
@@ -39,6 +39,17 @@ def _build(source: Path, out: Path, **more: object) -> RunDir:
 
 def _tree(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+TWO_OUTPUTS = """
+processors: [{type: llm, server_args: {model_path: m}}]
+loading_params: {datasets: [{path: t.jsonl, type: JSONL}]}
+processing_params:
+  inputs: [{name: image, key: image, type: image}]
+  outputs:
+    - {name: one, type: llm, prompt: "{{ image }} what?"}
+    - {name: two, type: llm, prompt: "{{ image }} where?"}
+"""
 
 
 def test_build_hashes_are_those_of_the_bytes(tmp_path: Path) -> None:
@@ -153,6 +164,63 @@ def test_build_bad_inputs_are_listed_at_once_and_nothing_stays(tmp_path: Path) -
         _build(source, tmp_path / "deep" / "er" / "run")
     assert [p.where for p in caught.value.problems] == ["x.jpg", "y.png"]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["in"]
+
+
+def _rows(path: Path, *rows: object) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_build_field_that_every_row_lacks_is_told_once(tmp_path: Path) -> None:
+    """One problem with the near name, the fields that there are and all its lines, however the rows differ besides."""
+    table = _rows(tmp_path / "t.jsonl", *({"image": "a.jpg", **({"n": n} if n % 3 else {})} for n in range(3000)))
+    with pytest.raises(InputError) as caught:
+        _build(table, tmp_path / "run")
+    (problem,) = caught.value.problems
+    assert problem.lines == tuple(range(1, 3001))
+    assert str(problem) == (
+        "t.jsonl:1: no field 'image_path'; did you mean 'image'? there are: 'image' (also lines 2, 3, 4 and 2,996 more)"
+    )
+    assert caught.value.message == "3,000 bad input(s); nothing was written"
+    assert "--image-field" in caught.value.hint
+    assert "--skip-bad" not in caught.value.hint  # it would leave nothing
+
+
+def test_build_images_that_are_all_elsewhere_are_told_with_the_way_out(tmp_path: Path) -> None:
+    """Where no path leads to a file, the paths start elsewhere; where one does, the others are wrong by themselves."""
+    table = _rows(tmp_path / "t.jsonl", {"image_path": "a.jpg"}, {"image_path": "b.jpg"})
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.jpg").write_bytes(jpeg(9, 9))
+    for base, is_told in ((None, True), (str(tmp_path / "in"), False)):
+        with pytest.raises(InputError) as caught:
+            _build(table, tmp_path / "run", image_base_path=base)
+        assert ("--image-base-path" in caught.value.hint) is is_told
+
+
+def test_build_different_faults_of_rows_stay_apart(tmp_path: Path) -> None:
+    """What is said of two rows in the same words is one problem; the rest keep their lines, in input order."""
+    (tmp_path / "a.jpg").write_bytes(jpeg(9, 9))
+    rows = [{"image_path": path} for path in ("gone.jpg", None, "a.jpg", "gone.jpg", "lost.jpg", None)]
+    with pytest.raises(InputError) as caught:
+        _build(_rows(tmp_path / "t.jsonl", *rows), tmp_path / "run")
+    assert [(p.code, p.lines) for p in caught.value.problems] == [
+        ("image_not_found", (1, 4)),
+        ("no_image", (2, 6)),
+        ("image_not_found", (5,)),
+    ]
+    assert "--skip-bad" in caught.value.hint
+
+
+def test_build_row_that_no_output_can_ask_about_is_told_once(tmp_path: Path) -> None:
+    """Each output of a pipeline file is a request; the row's fault is one all the same."""
+    (tmp_path / "p.yaml").write_text(TWO_OUTPUTS)
+    _rows(tmp_path / "t.jsonl", {"picture": "a.jpg"}, {"picture": "b.jpg"})
+    with pytest.raises(InputError) as caught:
+        _build(tmp_path / "in", tmp_path / "run", sources=(), prompt=None, config=str(tmp_path / "p.yaml"))
+    (problem,) = caught.value.problems
+    assert problem.lines == (1, 2)
+    assert "there are: 'picture'" in problem.message
+    assert caught.value.message.startswith("4 bad input(s)")
 
 
 def test_build_skip_bad_accounts_for_every_input(tmp_path: Path) -> None:
@@ -314,16 +382,19 @@ def test_build_duplicates_are_counted_alike_in_parts(tmp_path: Path, monkeypatch
     assert _build(source, tmp_path / "run").info["counts"]["duplicate_images"] == 4
 
 
-def test_build_names_what_a_killed_build_left(tmp_path: Path) -> None:
-    """The draft of a build that was killed is named, and left alone: it may belong to one that goes on."""
-    left = tmp_path / ".run.0123abcd.building"
-    left.mkdir()
-    (tmp_path / ".run2.0123abcd.building").mkdir()
+def test_build_names_drafts_that_may_go_on(tmp_path: Path) -> None:
+    """A draft that another process holds, or that another machine made, is named and left alone."""
     options = BuildOptions(sources=(str(_folder(tmp_path / "in")),), out=str(tmp_path / "run"), model="m", prompt="p")
-    (warning,) = (said for said in build(options).warnings if "building" in said)
-    assert left.name in warning
+    foreign = tmp_path / ".run.0123456789abcdef.building"
+    (foreign / "shards").mkdir(parents=True)
+    (tmp_path / ".run2.0123456789abcdef.building").mkdir()
+    with Draft(tmp_path / "run") as held:
+        (warning,) = (said for said in build(options).warnings if "building" in said)
+        assert os.path.isdir(held.path)
+    assert os.path.basename(held.path) in warning
+    assert foreign.name in warning
     assert "run2" not in warning
-    assert left.is_dir()
+    assert foreign.is_dir()
 
 
 def test_build_file_larger_than_any_picture_is_not_read(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 
 import pytest
@@ -73,3 +74,13 @@ def test_wire_without_a_file_store_is_refused_before_anything(images: Path, tmp_
     assert done.status == 2
     assert "Traceback" not in done.err
     assert sorted(p.name for p in tmp_path.iterdir()) == ["images"]
+
+
+def test_journal_that_cannot_be_written_ends_the_build_and_its_thread(images: Path, tmp_path: Path) -> None:
+    """The journal of uploads is opened before anything is started: status 2, the file is named, no thread goes on."""
+    (tmp_path / "run.uploads.jsonl").symlink_to(tmp_path / "nowhere" / "uploads.jsonl")
+    done = call(*_words(images, tmp_path / "run", "responses", "http://127.0.0.1:9"), env={"KEY": "k-12345"})
+    assert done.status == 2
+    assert "run.uploads.jsonl: No such file or directory" in done.err
+    assert not (tmp_path / "run").exists()
+    assert "file-store" not in {thread.name for thread in threading.enumerate()}

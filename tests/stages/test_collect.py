@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from tests.stages.result_runs import attempt, completion, failed, make_run, records, write_results
 from vlmbatch import jsonl, providers
 from vlmbatch.errors import InputError, IntegrityError, VlmbatchError
-from vlmbatch.records import MODEL_ANSWERS, Record, Status
+from vlmbatch.journal import in_flight
+from vlmbatch.records import BATCH_SCHEMA, MODEL_ANSWERS, Record, Status
 from vlmbatch.resume import read_standing
 from vlmbatch.stages.collect import CollectOptions, collect
 from vlmbatch.stages.report import write_report
@@ -329,6 +330,49 @@ def test_outputs_take_the_place_of_no_pipe_and_of_no_input(run: RunDir, tmp_path
     assert schema.read_bytes() == b"{}"
 
 
+def test_output_through_a_link_goes_where_the_link_leads(run: RunDir, tmp_path: Path) -> None:
+    """The link stays one, what it points to is replaced whole, and nothing else is left beside either."""
+    far = tmp_path / "far"
+    far.mkdir()
+    (far / "there.jsonl").write_bytes(b"old\n")
+    names = {"write": "merged.jsonl", "rows": "rows.jsonl", "csv": "t.csv", "retry_ids": "ids.txt"}
+    for name in names.values():
+        Path(run.file(name)).symlink_to(far / ("there.jsonl" if name == "merged.jsonl" else name))
+    collect(run, (), CollectOptions(**{option: run.file(name) for option, name in names.items()}))  # type: ignore[arg-type]
+    assert all(Path(run.file(name)).is_symlink() for name in names.values())
+    assert sorted(os.listdir(far)) == ["ids.txt", "rows.jsonl", "t.csv", "there.jsonl"]
+    assert len(records(far / "there.jsonl")) == 3
+    assert Path(run.file("summary.json")).is_file()
+
+
+def test_output_through_a_link_onto_a_frozen_file_is_refused(run: RunDir) -> None:
+    """A link is no way around what may not be written."""
+    Path(run.file("merged.jsonl")).symlink_to(run.file("manifest.jsonl"))
+    with pytest.raises(InputError):
+        _collect(run)
+
+
+def test_writing_into_a_sealed_folder_is_said(run: RunDir, tmp_path: Path) -> None:
+    """A seal does not know what came after it; what is written elsewhere does not concern it."""
+    write = run.file("merged.jsonl")
+    assert not collect(run, (), CollectOptions(write=write)).breaks_seal
+    Path(run.file("SEALED.sha256")).write_bytes(b"")
+    assert not collect(run).breaks_seal
+    assert not collect(run, (), CollectOptions(csv=str(tmp_path / "t.csv"))).breaks_seal
+    assert collect(run, (), CollectOptions(csv=run.file("t.csv"))).breaks_seal
+    assert collect(run, (), CollectOptions(write=write)).breaks_seal
+
+
+def test_many_outputs_of_a_row_are_told_apart(tmp_path: Path) -> None:
+    """More than a byte can number."""
+    names = [f"o{number}" for number in range(300)]
+    answer = {"json": False, "outputs": {name: {"json": False} for name in names}}
+    run = make_run(tmp_path / "many", 1, outputs=names, answer=answer)
+    write_results(run, "a.jsonl", [attempt(run, 299, completion("last"))])
+    told = collect(run).summary["by_output"]
+    assert [name for name in names if told[name]["ok"]] == ["o299"]
+
+
 def test_reading_alone_leaves_the_folder_as_it_was(run: RunDir) -> None:
     """The reviewer's command works on a folder that nobody may write to."""
     write_results(run, "a.jsonl", [attempt(run, 0, completion("a"))])
@@ -517,7 +561,8 @@ def _job(run: RunDir, name: str, **intent: Any) -> None:
         {"event": "submitted", "job": "k", "at": "2026-01-01T00:01:00Z", "batch_id": "b"},
         {"event": "downloaded", "job": "k", "at": "2026-01-01T09:00:00Z", "batch_id": "b", "files": [file]},
     ]
-    Path(run.file("batches.jsonl")).write_bytes(b"".join(jsonl.dumps(event) + b"\n" for event in events))
+    lines = (jsonl.dumps({"schema": BATCH_SCHEMA, **event}) + b"\n" for event in events)
+    Path(run.file("batches.jsonl")).write_bytes(b"".join(lines))
 
 
 def _raw(run: RunDir, position: int, text: str) -> dict[str, Any]:
@@ -569,11 +614,14 @@ def test_renamed_raw_file_of_a_rehearsal_counts_as_no_answer(run: RunDir) -> Non
 
 @pytest.mark.parametrize("files", ["abc", [5], {"a": 1}, [{"file": 5, "bytes": [1], "sha256": {}}], [{}]])
 def test_journal_of_any_shape_is_read(run: RunDir, files: object) -> None:
-    """What is no reference to a file names none."""
+    """What is no reference to a file names none, and what is no range of rows holds none."""
     write_results(run, "batch-b.output.jsonl", [_raw(run, 0, "a")])
-    event = {"event": "downloaded", "job": "k", "at": "2026-01-01T00:00:00Z", "files": files}
-    Path(run.file("batches.jsonl")).write_bytes(jsonl.dumps(event) + b"\n")
+    _job(run, "batch-b.output.jsonl", rows=files, turn=files, requests=files, bytes=files)
+    journal = Path(run.file("batches.jsonl"))
+    last = jsonl.loads(journal.read_bytes().splitlines()[-1])
+    journal.write_bytes(journal.read_bytes() + jsonl.dumps({**last, "files": files}) + b"\n")
     assert collect(run).summary["counts"]["ok"] == 1
+    assert list(in_flight(run)) == []
 
 
 # --- strange files -------------------------------------------------------------------------------------------

@@ -145,6 +145,38 @@ def test_rows_of_several_outputs_are_joined(tmp_path: Path) -> None:
     assert list(second["error"]) == ["b"]
 
 
+@pytest.mark.parametrize("rows", [3, [b"{}"] * 3], ids=["folder", "table"])
+def test_rows_stay_apart_where_outputs_of_them_were_rejected(tmp_path: Path, rows: Any) -> None:
+    """A row that lost its second output and one that lost its first are two rows, also where no line numbers tell."""
+    answer = {"json": False, "outputs": {"a": {"json": False}, "b": {"json": False}}}
+    run = make_run(tmp_path / "run", rows, outputs=("a", "b"), answer=answer, rejected={1, 2})
+    write_results(run, "a.jsonl", [attempt(run, n, completion(text)) for n, text in enumerate("wxyz")])
+    _collect(run, rows=str(tmp_path / "rows.jsonl"))
+    told = records(tmp_path / "rows.jsonl")
+    assert [one["raw_response"] for one in told] == [{"a": "w"}, {"b": "x"}, {"a": "y", "b": "z"}]
+
+
+def test_rows_field_of_a_rejected_output_is_null_whatever_the_row_calls_so(tmp_path: Path) -> None:
+    """An output that was never asked for is no answer; a field of the row of the same name is none either."""
+    plan = {"inputs": [], "keep_columns": False, "fields": {"said": "{{ a }}", "more": "{{ b }}"}}
+    answer = {"json": False, "outputs": {"a": {"json": False}, "b": {"json": False}}, "output_schema": plan}
+    run = make_run(tmp_path / "run", [b'{"b":"old"}'], outputs=("a", "b"), answer=answer, rejected={1})
+    write_results(run, "a.jsonl", [attempt(run, 0, completion("new"))])
+    _collect(run, rows=str(tmp_path / "rows.jsonl"))
+    assert records(tmp_path / "rows.jsonl") == [{"said": "new", "more": None, "error": None}]
+
+
+def test_whole_numbers_of_an_answer_keep_every_digit(tmp_path: Path) -> None:
+    """A number beyond 64 bits comes out of each export as the model wrote it."""
+    text = '{"n":123456789012345678901234567890}'
+    run = make_run(tmp_path / "run", [b'{"id":1}'], answer={"json": True, "schema": None})
+    write_results(run, "a.jsonl", [attempt(run, 0, completion(text))])
+    _collect(run, rows=str(tmp_path / "rows.jsonl"), csv=str(tmp_path / "t.csv"), write=run.file("merged.jsonl"))
+    assert f'"parsed_answer":{text}' in (tmp_path / "rows.jsonl").read_text()
+    assert _read_csv(tmp_path / "t.csv")[0]["json"] == text
+    assert f'"json":{text}' in Path(run.file("merged.jsonl")).read_text()
+
+
 def test_rows_of_an_output_schema_are_what_it_says(tmp_path: Path) -> None:
     """A pipeline's merged rows have the fields of its output_schema, and error."""
     plan = {

@@ -149,11 +149,9 @@ def test_gate_exact_bound_is_exact(tmp_path: Path) -> None:
     run = make_run(tmp_path / "fifty", 50)
     values = [attempt(run, n, completion("a")) for n in range(49)]
     values.append(attempt(run, 49, completion(None, finish="content_filter")))
-    checks = _gate(run, *values, require=["refusal<=2%", "refusal<2%"])
     write_results(run, "a.jsonl", values)
     found = collect(run, (), CollectOptions(require=["refusal<=2%", "refusal<2%"])).checks
     assert [check.holds for check in found] == [True, False]
-    assert len(checks) == 1
 
 
 def test_gate_required_fields_are_counted_over_ok_answers(run: RunDir) -> None:
@@ -226,6 +224,30 @@ def test_required_field_is_asked_of_the_outputs_that_are_json(tmp_path: Path) ->
     checks = _gate(run, *values, require_fields=["x>=50%"])
     assert checks["field x"].holds
     assert checks["field x"].detail == "1 of 2 (50 %)"
+
+
+def test_required_field_of_one_output_is_asked_of_that_one_alone(tmp_path: Path) -> None:
+    """Two JSON outputs of a row have fields of their own; a name before the path says whose is meant."""
+    answer = {"json": True, "outputs": {"a": {"json": True}, "b.c": {"json": True}}}
+    run = make_run(tmp_path / "two", 2, outputs=("a", "b.c"), answer=answer)
+    said = ['{"x":1}', '{"a":{"x":1}}', '{"x":1}', '{"y":1}']
+    values = [attempt(run, n, completion(text)) for n, text in enumerate(said)]
+    checks = _gate(run, *values, require_fields=["x", "a.x", "b.c.y>=50%", "b.c.a.x<=50%", "a.a.x==0"])
+    assert {name: (check.holds, check.detail) for name, check in checks.items()} == {
+        "field x": (False, "2 of 4 (50 %)"),
+        "field a.x": (True, "2 of 2 (100 %)"),
+        "field b.c.y": (True, "1 of 2 (50 %)"),
+        "field b.c.a.x": (True, "1 of 2 (50 %)"),
+        "field a.a.x": (True, "0 of 2 (0 %)"),
+    }
+
+
+def test_required_field_of_an_output_that_is_text_is_refused(tmp_path: Path) -> None:
+    """A condition that no answer can be held against is a slip."""
+    answer = {"json": False, "outputs": {"a": {"json": True}, "b": {"json": False}}}
+    run = make_run(tmp_path / "mixed", 1, outputs=("a", "b"), answer=answer)
+    with pytest.raises(InputError, match="and b has none"):
+        collect(run, (), CollectOptions(require_fields=["b.x"]))
 
 
 @pytest.mark.parametrize("path", ["models.gpt-4.1==2", "files.0.records==2"])

@@ -148,6 +148,18 @@ def test_agreement_with_several_records_of_one_image_goes_by_the_row(tmp_path: P
     assert check.figure == "2 of 3 (67%)"
 
 
+def test_agreement_passes_over_lines_that_are_no_records(tmp_path: Path) -> None:
+    """Torn lines and lines of another shape in the earlier run's file are no answers."""
+    run = make_run(tmp_path / "run", 2)
+    folder = Path(_earlier(tmp_path, run, ["a", "b"]))
+    image = next(run.iter_entries()).images[0]
+    odd: list[Any] = [[], {}, {"images": 5}, {"images": [1]}, {"images": [{}]}, {"images": [{"sha256": ["x"]}]}]
+    odd += [{"images": [image], "status": "ok", "row": {}, "text": 5, "json": None}]
+    with open(folder / "merged.jsonl", "ab") as file:
+        file.write(b"".join(jsonl.dumps(line) + b"\n" for line in odd) + b'{"images":[{"sha')
+    assert verdict(run, _answers("a", "b"), against=str(folder))[NAME].figure == "2 of 2 (100%)"
+
+
 def test_agreement_with_nothing_in_common_cannot_be_told(tmp_path: Path) -> None:
     """Another run's images say nothing about these; a folder without records is bad input."""
     run = make_run(tmp_path / "run", 2)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.stages.batch_runs import CHAT, GEMINI, KINDS, MESSAGES, Heard, Kind, answers, events, ids, make, send
+from tests.waiting import wait_until
 from vlmbatch import jsonl
 from vlmbatch.errors import InputError, IntegrityError, RefusedError
 from vlmbatch.providers.openai_batch import FilesAndBatches
@@ -121,14 +122,17 @@ def test_detached_command_returns_and_the_next_one_fetches(tmp_path: Path) -> No
     assert answers(run) == dict.fromkeys(ids(run), 1)
 
 
-def test_status_looks_and_changes_nothing_at_the_provider(tmp_path: Path) -> None:
-    """--status tells where each job stands, fetches nothing and submits nothing."""
+def test_status_looks_and_changes_nothing_here_or_there(tmp_path: Path) -> None:
+    """--status tells where each job stands; it fetches, submits and writes nothing, not even into the journal."""
     run = make(tmp_path)
-    with serve(parse_faults({"batch": {"looks": 1}})) as server:
+    with serve(parse_faults({"batch": {"looks": 1, "ends": ["completed", "failed"], "fail_code": "bad"}})) as server:
         send(run, server, detach=True)
+        before = Path(run.file("batches.jsonl")).read_bytes()
         result = send(run, server, action="status")
-        assert [job.state for job in result.jobs] == ["completed"] * 3
-        assert (result.downloaded, len(server.store.jobs)) == (0, 3)
+        assert [job.state for job in result.jobs] == ["completed", "failed", "completed"]
+        assert [[flaw.code for flaw in job.flaws] for job in result.jobs] == [[], ["bad"], []]
+        assert (result.downloaded, result.rows_open, len(server.store.jobs)) == (0, 4, 3)
+    assert Path(run.file("batches.jsonl")).read_bytes() == before
     assert run.results() == []
 
 
@@ -180,7 +184,6 @@ def test_failed_job_is_told_with_the_lines_at_fault_and_sent_again_only_when_ask
     with serve(faults) as server:
         result = send(run, server, heard=heard)
         assert len(server.store.jobs) == 1
-        assert result.has_failures
         (flaw,) = result.jobs[0].flaws
         assert (flaw.code, flaw.line, flaw.where) == ("model_mismatch", 1, ids(run)[0])
         assert "Invented by the faults file" in heard.said()
@@ -199,7 +202,7 @@ def test_job_that_failed_for_a_full_queue_is_made_again_when_there_is_room(tmp_p
         assert [job.state for job in server.store.jobs].count("failed") == 2
         assert len(server.store.jobs) == 5
         assert len([f for f in server.store.files.values() if f.name.startswith("vlmbatch-")]) == 3
-    assert not result.has_failures
+    assert not any(job.flaws for job in result.jobs)
     assert answers(run) == dict.fromkeys(ids(run), 1)
     assert "full" in heard.said()
 
@@ -397,11 +400,16 @@ def test_stop_asked_twice_breaks_off_a_wait(tmp_path: Path) -> None:
     """A long poll interval does not keep anyone waiting."""
     run = make(tmp_path, rows=3)
     stop = Stop()
-    with serve(parse_faults({"batch": {"looks": 1000}})) as server:
-        timer = threading.Timer(0.3, lambda: (stop.ask(), stop.ask()))
-        timer.start()
+    with serve(parse_faults({"batch": {"looks": 1000}})) as server, ThreadPoolExecutor(1) as pool:
+        journal = Path(run.file("batches.jsonl"))
+
+        def ask_twice() -> None:
+            wait_until(lambda: journal.exists() and b'"submitted"' in journal.read_bytes())
+            stop.ask()
+            stop.ask()
+
+        pool.submit(ask_twice)
         result = send(run, server, stop=stop, poll_interval_s=60)
-        timer.join()
     assert result.is_interrupted
     assert result.rows_open == 3
 

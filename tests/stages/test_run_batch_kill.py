@@ -48,7 +48,7 @@ def context() -> Any:
 def _jobs(base_url: str, run: RunDir) -> list[dict[str, Any]]:
     """Return the provider's jobs that hold rows of a run."""
     ours = set(ids(run))
-    jobs = httpx.get(f"{base_url}/rehearsal", trust_env=False).json()["jobs"]
+    jobs = httpx.get(f"{base_url}/rehearsal", trust_env=False, timeout=60).json()["jobs"]
     return [job for job in jobs if ours.intersection(job["custom_ids"])]
 
 

@@ -136,6 +136,21 @@ def test_expired_rows_are_named_with_their_reason(tmp_path: Path) -> None:
     assert result.without_answer == 2
 
 
+def test_status_is_told_while_another_command_works_on_the_run(tmp_path: Path) -> None:
+    """A look needs no lock and writes nothing, so whoever polls is not disturbed and does not disturb."""
+    folder = make(tmp_path, rows=4, per_shard=4)
+    with serve(parse_faults({"batch": {"looks": 100}})) as server:
+        _run(folder, server, batch={"detach": True})
+        before = {path: path.read_bytes() for path in Path(folder.path).rglob("*") if path.is_file()}
+        with folder.lock():
+            status = _run(folder, server, batch={"action": "status"})
+            with pytest.raises(InputError, match="another process"):
+                _run(folder, server)
+    assert status.batch is not None
+    assert [job.state for job in status.batch.jobs] == ["in_progress"]
+    assert {path: path.read_bytes() for path in Path(folder.path).rglob("*") if path.is_file()} == before
+
+
 def test_status_and_cancel_send_nothing(tmp_path: Path) -> None:
     """Looking and ending are commands too."""
     folder = make(tmp_path, rows=4, per_shard=4)

@@ -83,9 +83,8 @@ def test_failed_job_of_another_copy_is_not_taken_for_ours(tmp_path: Path, kind: 
 def test_later_turn_of_another_copy_keeps_its_rows_and_displaces_nothing(tmp_path: Path, kind: Kind) -> None:
     """A choice of rows that the journal knows by an earlier turn holds those rows, under a key of its own."""
     run, left = _some_left(tmp_path, kind)
-    with serve(parse_faults({"batch": {"ends": ["failed"]}})) as server:
-        send(run, server, kind, detach=True)
-        send(run, server, kind, action="status")
+    with serve(parse_faults({"batch": {"ends": ["failed"], "fail_code": "model_mismatch"}})) as server:
+        send(run, server, kind)
         shutil.copytree(run.path, tmp_path / "copy")
         other = RunDir.open(tmp_path / "copy")
         send(run, server, kind, detach=True)

@@ -196,7 +196,7 @@ def test_answer_cut_short_is_retried(name: str, tmp_path: Path) -> None:
 def test_endless_answer_ends_by_its_deadline(name: str, tmp_path: Path) -> None:
     """A total deadline ends a try that idle timeouts never would; the record says that it may have been billed."""
     run_dir = make_run(tmp_path / "run", 1)
-    policy = Policy(timeout_s=0.2, base_s=0.02, max_timeouts=3)
+    policy = Policy(timeout_s=0.5, base_s=0.02, max_timeouts=3)
     with faulty(behaviour(name)["script"]) as server:
         result = send(run_dir, server, policy=policy)
     [attempt] = attempts_of(run_dir)

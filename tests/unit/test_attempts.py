@@ -12,8 +12,7 @@ import pytest
 from tests.stages.result_runs import attempt, completion, make_run, write_results
 from vlmbatch import jsonl, providers
 from vlmbatch.attempts import (
-    Job,
-    Journal,
+    Origins,
     Reader,
     asked,
     is_settled,
@@ -24,7 +23,7 @@ from vlmbatch.attempts import (
     relative_name,
 )
 from vlmbatch.errors import InputError, SchemaVersionError
-from vlmbatch.records import Asked, Status
+from vlmbatch.records import BATCH_SCHEMA, Asked, Status
 
 if TYPE_CHECKING:
     from vlmbatch.rundir import RunDir
@@ -56,8 +55,7 @@ def test_reader_own_attempt_gives_every_field(run: RunDir) -> None:
     assert (outcome.endpoint, outcome.request_id) == ("http://127.0.0.1/v1", "r")
     assert outcome.tries == value["tries"]
     assert (outcome.rehearsal, outcome.is_final, outcome.is_direct) == (True, False, True)
-    assert (outcome.file, outcome.line, outcome.offset) == ("results/full.jsonl", 1, 0)
-    assert outcome.length == len(jsonl.dumps(value))
+    assert (outcome.file, outcome.line) == ("results/full.jsonl", 1)
 
 
 def test_reader_raw_batch_line_has_no_hash_and_is_batch(run: RunDir) -> None:
@@ -191,20 +189,6 @@ def test_reader_merged_records_are_refused(run: RunDir) -> None:
         list(_read(run, {"custom_id": "x", "status": "ok", "superseded": []}))
 
 
-def test_read_at_gives_the_same_outcome_again(run: RunDir) -> None:
-    """A line can be fetched again by its place."""
-    reader = _read(run, attempt(run, 0, completion("a")), attempt(run, 1, completion("b")))
-    outcomes = list(reader)
-    assert [reader.read_at(one.line, one.offset, one.length) for one in outcomes] == outcomes
-
-
-def test_read_at_changed_file_is_refused(run: RunDir) -> None:
-    """A line that is no longer there is told."""
-    reader = _read(run, attempt(run, 0, completion("a")))
-    with pytest.raises(InputError, match="changed"):
-        reader.read_at(1, 5, 20)
-
-
 def test_relative_name_outside_the_folder_is_the_base_name(run: RunDir, tmp_path: Path) -> None:
     """Records never hold an absolute path."""
     assert relative_name(run.file("results/a.jsonl"), run) == "results/a.jsonl"
@@ -275,7 +259,7 @@ def test_settled_by_word_and_by_judgement_agree(
     (outcome,) = Reader(path, run, OPENAI)
     reading, verdict = judge(outcome, OPENAI, NOTHING)
     assert cheap.is_settled is is_settled(verdict, reading, outcome) is settled
-    assert (cheap.custom_id, cheap.line_sha256) == (value["custom_id"], value["line_sha256"])
+    assert cheap.custom_id == value["custom_id"]
 
 
 def test_settled_error_under_200_by_an_older_writer_is_not_settled(run: RunDir) -> None:
@@ -292,6 +276,14 @@ def test_settled_rehearsals_and_torn_lines_settle_nothing(run: RunDir) -> None:
     glued = jsonl.dumps(attempt(run, 1, completion("a")))
     path = write_results(run, "a.jsonl", [whole + b"\n", glued[:60] + glued + b"\n"])
     assert list(iter_settled(path, run, OPENAI)) == []
+
+
+@pytest.mark.parametrize("damage", [{"custom_id": 7}, {"line_sha256": None}])
+def test_settled_line_that_collect_calls_damaged_settles_nothing(run: RunDir, damage: dict[str, Any]) -> None:
+    """What names no request of anybody's is passed over by both, not taken for a stranger's by one of them."""
+    path = write_results(run, "a.jsonl", [attempt(run, 0, completion("a")) | damage])
+    assert list(iter_settled(path, run, OPENAI)) == []
+    assert list(Reader(path, run, OPENAI)) == []
 
 
 def test_settled_raw_batch_file_counts_answers(run: RunDir) -> None:
@@ -315,7 +307,7 @@ def test_order_files_is_by_first_time_not_by_name(run: RunDir) -> None:
     empty = write_results(run, "d.jsonl", [])
     for listed in ([late, early, raw, empty], [empty, raw, late, early]):
         rest = [path for path in listed if path in {raw, empty}]
-        assert order_files(listed) == [early, late, *rest]
+        assert order_files(listed, Origins(())) == [early, late, *rest]
 
 
 def test_order_files_takes_times_as_times(run: RunDir) -> None:
@@ -323,12 +315,13 @@ def test_order_files_takes_times_as_times(run: RunDir) -> None:
     half = write_results(run, "a.jsonl", [attempt(run, 0, {}, started_at="2026-01-01T00:00:00.5Z")])
     whole = write_results(run, "b.jsonl", [attempt(run, 0, {}, started_at="2026-01-01T00:00:00Z")])
     zone = write_results(run, "c.jsonl", [attempt(run, 0, {}, started_at="2026-01-01T00:59:00+01:00")])
-    assert order_files([half, whole, zone]) == [zone, whole, half]
+    assert order_files([half, whole, zone], Origins(())) == [zone, whole, half]
 
 
-def _journal(run: RunDir, events: list[dict[str, Any]]) -> Journal:
-    Path(run.file("batches.jsonl")).write_bytes(b"".join(jsonl.dumps(e) + b"\n" for e in events) + b'{"torn')
-    return Journal.load(run)
+def _origins(run: RunDir, events: list[dict[str, Any]]) -> Origins:
+    lines = b"".join(jsonl.dumps({"schema": BATCH_SCHEMA, **event}) + b"\n" for event in events)
+    Path(run.file("batches.jsonl")).write_bytes(lines + b'{"torn')
+    return Origins.load(run)
 
 
 def test_order_files_raw_file_stands_where_its_job_began(run: RunDir) -> None:
@@ -337,11 +330,18 @@ def test_order_files_raw_file_stands_where_its_job_began(run: RunDir) -> None:
     sha256, size = jsonl.sha256_file(raw)
     before = write_results(run, "a.jsonl", [attempt(run, 0, completion("a"), at=1)])
     after = write_results(run, "b.jsonl", [attempt(run, 0, completion("a"), at=9)])
-    journal = _journal(
+    origins = _origins(
         run,
         [
-            {"event": "intent", "job": "k", "at": "2026-01-01T00:02:00Z", "shard": "shards/00000.jsonl", "sha256": "s"},
-            {"event": "submitted", "job": "k", "at": "2026-01-01T00:03:00Z", "batch_id": "b7", "requests": 4},
+            {
+                "event": "intent",
+                "job": "k",
+                "at": "2026-01-01T00:02:00Z",
+                "shard": "shards/00000.jsonl",
+                "sha256": "s",
+                "requests": 4,
+            },
+            {"event": "submitted", "job": "k", "at": "2026-01-01T00:03:00Z", "batch_id": "b7"},
             {"event": "seen", "job": "k", "at": "2026-01-01T00:20:00Z", "batch_id": "b7"},
             {
                 "event": "downloaded",
@@ -352,20 +352,22 @@ def test_order_files_raw_file_stands_where_its_job_began(run: RunDir) -> None:
             },
         ],
     )
-    assert order_files([after, raw, before], journal) == [before, raw, after]
+    assert order_files([after, raw, before], origins) == [before, raw, after]
     renamed = os.path.join(os.path.dirname(raw), "copy.jsonl")
     os.rename(raw, renamed)
-    assert journal.job(renamed) == Job("b7", "shards/00000.jsonl", "2026-01-01T00:03:00Z", "s", 4)
-    assert order_files([after, renamed, before], journal) == [before, renamed, after]
-    (outcome,) = Reader(renamed, run, OPENAI, journal)
+    job = origins.job(renamed)
+    assert job is not None
+    assert (job.batch_id, job.shard, job.sha256, job.requests) == ("b7", "shards/00000.jsonl", "s", 4)
+    assert order_files([after, renamed, before], origins) == [before, renamed, after]
+    (outcome,) = Reader(renamed, run, OPENAI, job)
     assert outcome.started_at == "2026-01-01T00:03:00Z"
 
 
-def test_journal_absent_or_silent_knows_no_job(run: RunDir) -> None:
+def test_origins_of_an_absent_or_silent_journal_are_unknown(run: RunDir) -> None:
     """A run without a journal, or a file that none of its events names, has no job."""
     path = write_results(run, "batch-x.output.jsonl", [b"{}\n"])
-    assert Journal.load(run).job(path) is None
-    assert _journal(run, [{"event": "submitted", "at": 3, "batch_id": "b"}]).job(path) is None
+    assert Origins.load(run).job(path) is None
+    assert _origins(run, [{"event": "submitted", "at": 3, "batch_id": "b"}]).job(path) is None
 
 
 @pytest.mark.parametrize("text", [None, 3, "", "yesterday", "2026-13-01T00:00:00Z"])

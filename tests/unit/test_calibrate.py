@@ -130,7 +130,6 @@ def test_total_with_all_rows_measured_is_their_sum(values: list[int]) -> None:
 def test_interval_holds_its_estimate_and_never_undoes_what_was_measured(values: list[int], left: int) -> None:
     """Low is at least what was measured already, high at most what the limit allows, the estimate between them."""
     found = calibrate.total([Point(7, y) for y in values], {7: left}, cap=5000)
-    assert found.rows == len(values) + left
     if len(values) < 5:
         assert found.low is None
         assert found.high is None

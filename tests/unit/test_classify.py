@@ -215,10 +215,9 @@ readings = st.builds(
     ended=st.sampled_from(list(Ended)),
     finish_reason=st.none() | st.text(max_size=5),
     usage=usages,
-    usage_raw=st.none(),
     image_tokens=st.none(),
     model=st.none(),
-    fingerprint=st.none(),
+    system_fingerprint=st.none(),
     error=errors,
     notes=st.just(()),
 )

@@ -192,13 +192,12 @@ def test_damage_names_its_kind_in_code_and_words() -> None:
         "img-trunc-head": ("truncated", "ends"),
         "img-trunc-webp": ("truncated", "missing"),
     }
-    for case in CASES:
-        if case["id"] in wanted:
-            with pytest.raises(ImageError) as caught:
-                inspect(_bytes(case), check="quick")
-            code, words = wanted[case["id"]]
-            assert caught.value.code == code
-            assert words in caught.value.message
+    cases = {case["id"]: case for case in CASES}
+    for name, (code, words) in wanted.items():
+        with pytest.raises(ImageError) as caught:
+            inspect(_bytes(cases[name]), check="quick")
+        assert caught.value.code == code
+        assert words in caught.value.message
 
 
 @pytest.mark.parametrize(

@@ -347,7 +347,6 @@ def test_prepare_written_anew_carries_nothing_along(kind: str) -> None:
 def test_prepare_strip_drops_the_thumbnail_inside_jfif_and_the_second_picture() -> None:
     """A thumbnail can show what was cropped away; so can what stands behind the picture."""
     data = saved(scene(), "MPO", save_all=True, append_images=[scene(20, 10)])
-    position = data.index(b"JFIF\x00") - 4 if b"JFIF\x00" in data else None
     new = sent(data, strip_metadata=True)
     assert inspect(new).notes == ()
     assert len(new) < len(data)
@@ -357,7 +356,6 @@ def test_prepare_strip_drops_the_thumbnail_inside_jfif_and_the_second_picture() 
     fat += base[start + 14 :]
     assert inspect(fat).notes == ()
     assert sent(fat, strip_metadata=True) == base
-    assert position is None or position >= 0
 
 
 # --- policy -----------------------------------------------------------------------------------------------
@@ -397,19 +395,19 @@ def test_policy_that_may_change_bytes_says_so(asked: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        ({"check": "deep"}, ["check"]),
-        ({"orient": "6", "max_side": 0}, ["orient", "max_side"]),
-        ({"format": "gif"}, ["format"]),
-        ({"max_pixels": -1}, ["max_pixels"]),
-        ({"max_side": True}, ["max_side"]),
-        ({"format": "jpeg", "quality": 0}, ["quality"]),
-        ({"format": "jpeg", "quality": 101}, ["quality"]),
-        ({"background": "mauve"}, ["background"]),
-        ({"background": "#12345"}, ["background"]),
+        ({"check": "deep"}, ["--check"]),
+        ({"orient": "6", "max_side": 0}, ["--orient", "--max-side"]),
+        ({"format": "gif"}, ["--format"]),
+        ({"max_pixels": -1}, ["--max-pixels"]),
+        ({"max_side": True}, ["--max-side"]),
+        ({"format": "jpeg", "quality": 0}, ["--quality"]),
+        ({"format": "jpeg", "quality": 101}, ["--quality"]),
+        ({"background": "mauve"}, ["--background"]),
+        ({"background": "#12345"}, ["--background"]),
     ],
 )
 def test_policy_of_wrong_words_names_all_of_them(words: dict[str, Any], named: list[str]) -> None:
-    """Everything wrong at once, by the option's name."""
+    """Everything wrong at once, by the flag that the user typed."""
     with pytest.raises(InputError) as caught:
         ImagePolicy.make(**words)
     assert [problem.where for problem in caught.value.problems] == named
@@ -417,7 +415,7 @@ def test_policy_of_wrong_words_names_all_of_them(words: dict[str, Any], named: l
 
 def test_policy_quality_without_anything_to_encode_is_refused() -> None:
     """A flag without effect is a misunderstanding."""
-    with pytest.raises(InputError, match="quality"):
+    with pytest.raises(InputError, match=r"^--quality given"):
         ImagePolicy.make(check="full", orient="keep", format=None, quality=80)
     assert ImagePolicy.make(format="jpeg", quality=80, max_side=None).quality == 80
 

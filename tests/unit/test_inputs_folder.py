@@ -15,6 +15,7 @@ from vlmbatch.inputs import SourceOptions, open_source
 from vlmbatch.inputs.base import Item, Rejected, Source
 from vlmbatch.inputs.folder import left_out_by_name
 from vlmbatch.inputs.names import readable
+from vlmbatch.rundir import RUN_JSON, SHA256SUMS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -95,6 +96,16 @@ def test_folder_leaves_out_what_is_known_and_counts_it(tmp_path: Path) -> None:
     source = _source(tmp_path)
     assert _paths(source) == ["a.JPG", "b/photo.jpg", "docs.txt/inside.png", "noextension", "p.svg", "x.unknown"]
     assert source.report.left_out == {"suffix": 3, "hidden": 2, "litter": 3}
+
+
+def test_run_folders_in_a_folder_are_left_out(tmp_path: Path) -> None:
+    """Who builds again from the folder that the runs stand in means the pictures, not what was made of them."""
+    _touch(tmp_path, "a.jpg", f"runs/r1/{RUN_JSON}", f"runs/r1/{SHA256SUMS}", "runs/r1/inputs/prompt", "x/run.json")
+    source = _source(tmp_path)
+    assert _paths(source) == ["a.jpg"]
+    assert source.report.left_out == {"run_folder": 1, "suffix": 1}
+    with pytest.raises(InputError, match=r"left out: 1 run folder\(s\)"):
+        list(_source(tmp_path / "runs" / "r1"))
 
 
 def test_files_named_singly_are_taken_whatever_their_name(tmp_path: Path) -> None:

@@ -245,7 +245,7 @@ def test_composite_ids_are_told_apart_by_value_and_type(root: Path) -> None:
     """Two fields together are one id; 1 with "1" and "1" with 1 are two, and so are values that join alike."""
     pairs: list[tuple[Any, Any]] = [(1, "1"), ("1", 1), ("a,b", "c"), ("a", "b,c"), (True, 1), (1.0, 1), (1, 1)]
     made = _rows(root, *({"image": "a.jpg", "x": x, "y": y} for x, y in pairs), id_fields=("x", "y"))
-    assert [one.key for one in made if isinstance(one, Item)] == [f"{x},{y}" for x, y in pairs]
+    assert [type(one) for one in made] == [Item] * len(pairs)
 
 
 def test_repeated_ids_are_listed_with_both_lines(root: Path) -> None:
@@ -309,30 +309,26 @@ def test_standard_input_is_json_lines(root: Path) -> None:
 
 
 def test_missing_columns_are_named_all_at_once(root: Path) -> None:
-    """A table with a header is refused before any row, with the near name or with those there are."""
+    """A table with a header is refused before any row, with the near name and those there are."""
     (root / "t.csv").write_bytes(b"idx,images,text\n1,a.jpg,x\n")
     options = SourceOptions(image_fields=("image",), question_field="q", id_fields=("idx",))
     with pytest.raises(InputError) as caught:
         list(open_source([str(root / "t.csv")], options))
     assert [p.message for p in caught.value.problems] == [
-        "no column 'image'; did you mean 'images'?",
+        "no column 'image'; did you mean 'images'? there are: 'idx', 'images', 'text'",
         "no column 'q'; there are: 'idx', 'images', 'text'",
     ]
 
 
 def test_missing_field_names_those_there_are(root: Path) -> None:
-    """Rows without a header are judged one by one."""
-    assert "'img', 'q'" in _bad(root, {"img": "a.jpg", "q": 1}).message
+    """Rows without a header are judged one by one; what the row has is told apart from what is wrong with it."""
+    bad = _bad(root, {"imag": "a.jpg", "q": 1})
+    assert (bad.message, bad.aside) == ("no field 'image'", "did you mean 'imag'? there are: 'imag', 'q'")
 
 
 @pytest.mark.parametrize(
     ("paths", "options", "said"),
     [
-        ([], {"prompt": "x"}, "no source"),
-        (["t.jsonl"], {}, "no text to send"),
-        (["t.jsonl"], {"prompt": "x", "prompt_template": "y"}, "exclude"),
-        (["t.jsonl"], {"prompt": " "}, "blank"),
-        (["t.jsonl"], {"prompt": "x", "image_order": "middle"}, "first or last"),
         (["t.jsonl", "a.jpg"], {"prompt": "x"}, "read as"),
         (["t.jsonl"], {"prompt_template": "{{ x"}, ""),
         (["t.jsonl.gz"], {"prompt": "x"}, "unpack"),

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.sendable import make_run
-from vlmbatch.errors import SchemaVersionError
+from vlmbatch.errors import IntegrityError, SchemaVersionError
 from vlmbatch.journal import Journal, in_flight, ranges_of
 
 if TYPE_CHECKING:
@@ -106,6 +106,15 @@ def test_newer_journal_is_refused(run: RunDir) -> None:
     """A newer major version may mean other things by the same words."""
     Path(run.file("batches.jsonl")).write_text('{"schema":"vlmbatch.batch/2","event":"intent","job":"x"}\n')
     with pytest.raises(SchemaVersionError, match="batch/2"):
+        Journal(run)
+
+
+@pytest.mark.parametrize("rows", [[[0, 11]], [[-1, 3]], [[5, 4]]])
+def test_journal_of_another_run_is_refused(run: RunDir, rows: list[list[int]]) -> None:
+    """Rows that there are not would be held back, or sent, at random."""
+    event = {"schema": "vlmbatch.batch/1", "event": "intent", "job": "k", "sha256": SHA, "rows": rows}
+    Path(run.file("batches.jsonl")).write_text(json.dumps(event) + "\n")
+    with pytest.raises(IntegrityError, match="does not have"):
         Journal(run)
 
 

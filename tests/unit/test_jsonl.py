@@ -36,6 +36,15 @@ def test_dumps_splices_fragments_as_they_stand(value: Any) -> None:
     assert jsonl.dumps({"a": 1, "row": jsonl.Fragment(inner)}) == b'{"a":1,"row":' + inner + b"}"
 
 
+@pytest.mark.parametrize("beside", ["\ud83d", 2**64, {"a": ["\ud83d"]}])
+def test_dumps_splices_fragments_beside_what_is_written_slowly(beside: Any) -> None:
+    """Digits and spaces of a fragment stand, also where the value needs the standard library."""
+    value = {"beside": beside, "rows": [jsonl.Fragment(b'{ "a":1.10}'), jsonl.Fragment(b"[2.0 ]")]}
+    for data in (jsonl.dumps(value), jsonl.dumps_pretty(value)):
+        assert data.index(b'{ "a":1.10}') < data.index(b"[2.0 ]")
+        assert jsonl.loads(data) == {"beside": beside, "rows": [{"a": 1.1}, [2.0]]}
+
+
 @pytest.mark.parametrize(
     "bad", [b"NaN", b"[1,Infinity]", b"-Infinity", b'{"a":1,}', b"", b"\xff", b"{", b"[" * 100_000]
 )
@@ -105,3 +114,13 @@ def test_write_atomic_failure_leaves_the_old_file(tmp_path: Path, monkeypatch: p
         jsonl.write_atomic(os.fspath(path), b"new")
     assert path.read_bytes() == b"old"
     assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
+
+
+@given(st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text())
+def test_loads_exact_keeps_every_digit(value: Any) -> None:
+    """Whole numbers of any size come back as they are, and nothing else comes back otherwise than from loads."""
+    data = json.dumps({"a": [value]}).encode()
+    assert jsonl.loads_exact(data) == json.loads(data)
+    assert type(jsonl.loads_exact(data)["a"][0]) is type(value)
+    with pytest.raises(ValueError, match="NaN is not JSON"):
+        jsonl.loads_exact(b'{"a": 1234567890123456789012, "b": NaN}')

@@ -22,7 +22,7 @@ TOKENS = st.integers(0, 10**9)
 
 
 def _parse(**values: Any) -> Prices:
-    return Prices.parse({prices._KEYS[name]: value for name, value in values.items()})
+    return Prices.parse({prices._KEYS[name]: value for name, value in values.items()}, where="here")
 
 
 def _usage(used: int, made: int, cached: int = 0) -> Usage:
@@ -65,11 +65,13 @@ def test_cost_without_usage_is_unknown() -> None:
     assert prices.cost(no_usage(), _parse(price_in="2", price_out="8"), "realtime") is None
 
 
-@pytest.mark.parametrize("text", ["2,50", "-1", "nan", "inf", "", "two", True])
+@pytest.mark.parametrize("text", ["2,50", "-1", "nan", "inf", "", "two", "1e30", True])
 def test_price_that_is_none_is_refused(text: Any) -> None:
-    """A price is a finite number of at least nothing."""
-    with pytest.raises(InputError, match="is not a price"):
+    """A price is a number of at least nothing, and none that no sum could hold; where it was said is named."""
+    with pytest.raises(InputError, match=r"^here: price_in_usd_per_mtok: .* is not a price"):
         _parse(price_in=text)
+    with pytest.raises(InputError, match=r"^--price-batch-in: .* is not a price"):
+        Prices.typed(price_in="1", price_batch_in=text)
 
 
 def test_discount_over_one_is_refused() -> None:
@@ -84,7 +86,7 @@ def test_record_round_trip_keeps_every_digit() -> None:
         price_in="2.50", price_out="10", batch_discount="0.50", price_source="https://x", price_date="2026-11-30"
     )
     assert known.as_record()["price_in_usd_per_mtok"] == "2.50"
-    assert Prices.parse(known.as_record()) == known
+    assert Prices.parse(known.as_record(), where="here") == known
 
 
 def test_flags_stand_over_the_file(tmp_path: Path) -> None:
@@ -110,6 +112,14 @@ def test_price_file_with_a_mistake_is_refused(tmp_path: Path, text: str, said: s
     path.write_text(text)
     with pytest.raises(InputError, match=said):
         prices.read_file(str(path))
+
+
+@pytest.mark.parametrize("text", ['{"price_in_usd_per_mtok": "2.5"}', 'price_in_usd_per_mtok = "2.5"'])
+def test_price_file_may_begin_with_a_byte_order_mark(tmp_path: Path, text: str) -> None:
+    """As some editors save it."""
+    path = tmp_path / "prices"
+    path.write_bytes(b"\xef\xbb\xbf" + text.encode())
+    assert prices.read_file(str(path)).price_in == Decimal("2.5")
 
 
 def test_json_price_file_is_read(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from tests.unit import rehearsal_bodies as bodies
+from tests.waiting import wait_until
 from vlmbatch import providers
 from vlmbatch.rehearsal.faults import parse_faults
 from vlmbatch.rehearsal.server import Server, serve
@@ -109,7 +110,7 @@ def test_quota_used_up_ends_a_run_of_every_provider(path: str, body: Any, name: 
 
 def test_requests_over_the_open_limit_get_429() -> None:
     """What comes while too many are open is turned away, and the limit is never passed."""
-    faults = parse_faults({"max_in_flight": 2, "latency_s": 0.2})
+    faults = parse_faults({"max_in_flight": 2, "latency_s": 1})
     with serve(faults) as server, ThreadPoolExecutor(8) as pool:
         barrier = threading.Barrier(8)
 
@@ -143,8 +144,7 @@ def test_server_stops_while_a_request_is_open() -> None:
     """An answer that would take a minute does not keep the server up."""
     with ThreadPoolExecutor(1) as pool, serve(parse_faults({"latency_s": 60})) as server:
         waiting = pool.submit(_post, server, "/v1/chat/completions", bodies.chat([]))
-        while not server.requests:
-            assert not waiting.done()
+        wait_until(lambda: server.requests)
     with pytest.raises(httpx.HTTPError):
         waiting.result(timeout=20)
 
@@ -158,11 +158,22 @@ def test_process_prints_its_url_serves_and_ends_on_sigterm(tmp_path: Path) -> No
         try:
             assert process.stdout is not None
             url = process.stdout.readline().strip()
-            assert httpx.post(f"{url}/v1/chat/completions", json=bodies.chat([]), trust_env=False).status_code == 503
-            assert httpx.get(f"{url}/rehearsal", trust_env=False).json()["requests"] == 1
+            answer = httpx.post(f"{url}/v1/chat/completions", json=bodies.chat([]), trust_env=False, timeout=30)
+            assert answer.status_code == 503
+            assert httpx.get(f"{url}/rehearsal", trust_env=False, timeout=30).json()["requests"] == 1
         finally:
             process.send_signal(signal.SIGTERM)
             assert process.wait(20) == 0
+
+
+def test_process_on_a_port_that_is_taken_says_so() -> None:
+    """A port of somebody else's ends the process with status 2 and a word on it."""
+    with serve() as server:
+        port = server.base_url.rpartition(":")[2]
+        command = [sys.executable, "-m", "vlmbatch.rehearsal", "--port", port]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: port {port}: ")
 
 
 def test_process_with_a_bad_faults_file_says_so(tmp_path: Path) -> None:

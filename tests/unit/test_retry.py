@@ -107,6 +107,15 @@ def test_asked_wait_is_never_shortened() -> None:
         assert decision.is_shared
 
 
+def test_wait_of_no_time_leaves_our_own_pace() -> None:
+    """``Retry-After: 0`` and a date that has passed are no leave for everybody to come back in the same moment."""
+    past = format_datetime(NOW - timedelta(hours=1), usegmt=True)
+    for text in ("0", past):
+        waits = [decided(Failure(429, headers={"retry-after": text}, is_retryable=True), seed=s) for s in range(50)]
+        assert all(isinstance(wait, Wait) and wait.is_shared for wait in waits)
+        assert len({wait.seconds for wait in waits if isinstance(wait, Wait)}) == len(waits)
+
+
 @given(tries=st.integers(1, 3), seed=st.integers())
 def test_own_backoff_is_jittered_and_bounded(tries: int, seed: int) -> None:
     """Full jitter under a ceiling that doubles up to its cap."""

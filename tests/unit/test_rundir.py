@@ -124,10 +124,39 @@ def test_iter_entries_of_a_missing_manifest_is_an_integrity_fault(tmp_path: Path
         next(run.iter_entries())
 
 
-def test_open_missing_folder_says_what_to_give(tmp_path: Path) -> None:
-    """A folder that is no run is refused in words."""
-    with pytest.raises(InputError, match="not a run folder"):
-        RunDir.open(tmp_path / "none")
+@pytest.mark.parametrize("ref", [{"sha256": "0"}, {"file": "manifest.jsonl"}, "manifest.jsonl", ["manifest.jsonl"]])
+@pytest.mark.parametrize("key", ["manifest", "shards", "inputs", "rejected"])
+def test_file_named_without_its_name_or_hash_is_an_integrity_fault(key: str, ref: object) -> None:
+    """A run.json whose damage left it JSON is named as damaged, whichever reference was hit."""
+    info = {"manifest": {"file": "manifest.jsonl", "sha256": "0"}, "shards": []}
+    run = RunDir("run", info | {key: [ref] if key in {"shards", "inputs"} else ref}, b"")  # type: ignore[arg-type]
+    with pytest.raises(IntegrityError, match=r"run\.json: names a file without its name or its hash"):
+        run.frozen_files()
+
+
+@pytest.mark.parametrize(
+    ("path", "message", "hint"),
+    [
+        ("none", "there is no such folder", "check the path; give the folder that build made"),
+        ("dangling", "there is no such folder", "check the path"),
+        ("empty", "not a run folder (it holds no run.json)", "give the folder that build made"),
+        ("file", "a file, not a run folder", "give the folder that build made"),
+        ("file/run", "there is no such folder", "check the path"),
+        ("run/run.json", "a file, not a run folder", "give {place}/run"),
+        ("odd", "run.json cannot be read (Is a directory)", "check its rights"),
+    ],
+)
+def test_open_what_is_no_run_folder_says_what_to_give(tmp_path: Path, path: str, message: str, hint: str) -> None:
+    """Nothing there, a folder of something else, a file: each is told as what it is, with what to do."""
+    for folder in ("empty", "run", "odd/run.json"):
+        (tmp_path / folder).mkdir(parents=True)
+    for file in ("file", "run/run.json"):
+        (tmp_path / file).write_text("{}")
+    (tmp_path / "dangling").symlink_to("nowhere")
+    with pytest.raises(InputError) as caught:
+        RunDir.open(tmp_path / path)
+    assert caught.value.message == f"{tmp_path / path}: {message}"
+    assert caught.value.hint.startswith(hint.format(place=tmp_path))
 
 
 def test_open_newer_major_is_refused(tmp_path: Path) -> None:
@@ -221,6 +250,17 @@ def test_draft_without_publish_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError):
         end_early()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_draft_is_published_where_the_disk_has_no_write_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Network and memory-card file systems refuse chmod; the hashes guard the files there too."""
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "chmod", refuse)
+    run = make_run(tmp_path / "run", 3)
+    run.verify()
 
 
 def test_draft_that_cannot_be_made_whole_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

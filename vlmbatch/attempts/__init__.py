@@ -5,25 +5,24 @@ A file of results/ holds attempts that we wrote, or it is a provider's own batch
 line is counted and passed over, and nothing is ever written.
 """
 
-from vlmbatch.attempts.jobs import Job, Journal
-from vlmbatch.attempts.judging import asked, is_settled, iter_settled, judge, read_answer
+from vlmbatch.attempts.judging import asked, asked_by_output, is_settled, iter_settled, judge
 from vlmbatch.attempts.ordering import order_files, parse_time
+from vlmbatch.attempts.origins import Origins
 from vlmbatch.attempts.reading import Reader, as_seconds, relative_name
 from vlmbatch.attempts.shape import Outcome, Settled
 
 __all__ = [
-    "Job",
-    "Journal",
+    "Origins",
     "Outcome",
     "Reader",
     "Settled",
     "as_seconds",
     "asked",
+    "asked_by_output",
     "is_settled",
     "iter_settled",
     "judge",
     "order_files",
     "parse_time",
-    "read_answer",
     "relative_name",
 ]

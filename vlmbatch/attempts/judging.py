@@ -12,7 +12,7 @@ from vlmbatch.records import ATTEMPT_SCHEMA, MODEL_ANSWERS, Asked, Reading
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from vlmbatch.attempts.jobs import Journal
+    from vlmbatch.journal import Job
     from vlmbatch.providers.base import Provider
     from vlmbatch.records import Verdict
     from vlmbatch.rundir import RunDir
@@ -43,17 +43,18 @@ def asked(run: RunDir, provider: Provider, output: str = "") -> Asked:
     )
 
 
+def asked_by_output(run: RunDir, provider: Provider) -> dict[str, Asked]:
+    """Return :func:`asked` for every pipeline output of a run, and under the empty name for a run that has none."""
+    return {name: asked(run, provider, name) for name in ("", *(run.info["request"].get("outputs") or {}))}
+
+
 def judge(outcome: Outcome, provider: Provider, asked: Asked) -> tuple[Reading, Verdict]:
     """Read an outcome's answer and say what became of the request."""
-    reading = read_answer(outcome, provider)
-    return reading, classify.classify(reading, asked)
-
-
-def read_answer(outcome: Outcome, provider: Provider) -> Reading:
-    """Read an outcome's answer; where none came, the sender's own word for why stands."""
     if outcome.body is None and outcome.error is not None:
-        return Reading(error=outcome.error)
-    return provider.read(outcome.status_code, outcome.body)
+        reading = Reading(error=outcome.error)  # nothing came: the sender's own word for why stands
+    else:
+        reading = provider.read(outcome.status_code, outcome.body)
+    return reading, classify.classify(reading, asked)
 
 
 def is_settled(verdict: Verdict, reading: Reading, outcome: Outcome) -> bool:
@@ -65,24 +66,30 @@ def is_settled(verdict: Verdict, reading: Reading, outcome: Outcome) -> bool:
 
 
 def iter_settled(
-    path: str, run: RunDir, provider: Provider, journal: Journal | None = None, *, rehearsal: bool = False
+    path: str, run: RunDir, provider: Provider, job: Job | None = None, *, rehearsal: bool = False
 ) -> Iterator[Settled]:
     """Yield what resume needs of each line of a results file, reading no answer that its line already judges.
 
     A line that we wrote has ``error`` null exactly where the adapter read an answer at the time, and an error that
     says whether it is final. Every other line (an older or foreign writer, a provider's raw file) is judged anew.
-    Rehearsals count alone (``rehearsal``) or not at all.
+
+    Args:
+        path: The file.
+        run: The run.
+        provider: Its adapter.
+        job: The batch job that it came from, None where the journal knows none.
+        rehearsal: Whether rehearsals count (and they alone).
 
     Raises:
         OSError: The file cannot be read.
         SchemaVersionError: A newer vlmbatch wrote a line in a shape that this one cannot read.
     """
-    reader = Reader(path, run, provider, journal)
+    reader = Reader(path, run, provider, job)
     with open(path, "rb", buffering=1 << 20) as file:
         for number, raw in enumerate(file, start=1):
             custom_id = _answered_id(raw)
             if custom_id is not None and not rehearsal:
-                yield Settled(custom_id, None, True, True)
+                yield Settled(custom_id, is_settled=True, is_answer=True)
                 continue
             value = jsonl.parse_object(raw.removeprefix(jsonl.BOM) if number == 1 else raw)
             settled = None if value is None else _settle(value, number, reader, provider, rehearsal=rehearsal)
@@ -97,12 +104,12 @@ def _settle(
     settled = _settled_by_word(value)
     if settled is not None:
         return None if rehearsal else settled
-    outcome = reader.read(value, number, 0, 0)
+    outcome = reader.read(value, number)
     if outcome is None or outcome.rehearsal != rehearsal:
         return None
     reading, verdict = judge(outcome, provider, Asked())
     is_answer = verdict.status in MODEL_ANSWERS
-    return Settled(outcome.custom_id, outcome.line_sha256, is_settled(verdict, reading, outcome), is_answer)
+    return Settled(outcome.custom_id, is_settled(verdict, reading, outcome), is_answer)
 
 
 def _answered_id(raw: bytes) -> str | None:
@@ -121,12 +128,15 @@ def _settled_by_word(value: dict[str, Any]) -> Settled | None:
     """Take a line of ours at its word, None where it has to be judged."""
     if value.get("schema") != ATTEMPT_SCHEMA or "rehearsal" in value:
         return None
+    custom_id = value.get("custom_id")
+    if not isinstance(custom_id, str) or not isinstance(value.get("line_sha256"), str):
+        return None
     try:
         error = value["error"]
         if error is None:
             answered = _OK_FIRST <= value["status_code"] <= _OK_LAST
-            return Settled(value["custom_id"], value["line_sha256"], True, True) if answered else None
+            return Settled(custom_id, is_settled=True, is_answer=True) if answered else None
         settled = not error["is_retryable"] and value.get("final") is not False
-        return Settled(value["custom_id"], value["line_sha256"], True, False) if settled else None
+        return Settled(custom_id, is_settled=True, is_answer=False) if settled else None
     except (KeyError, TypeError):
         return None

@@ -15,7 +15,7 @@ from vlmbatch.records import ATTEMPT_SCHEMA, ErrorType
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from vlmbatch.attempts.jobs import Job, Journal
+    from vlmbatch.journal import Job
     from vlmbatch.providers.base import Provider
     from vlmbatch.records import ErrorInfo, Try
     from vlmbatch.rundir import RunDir
@@ -27,13 +27,19 @@ _LONGEST_S = 1e9
 class Reader:
     """One results file, read in order; iterate once, then ``torn`` and ``lines`` are complete.
 
+    Args:
+        path: The file.
+        run: The run.
+        provider: Its adapter.
+        job: The batch job that the file came from, None where the journal knows none.
+        span: Start and end of the part that is read, in bytes; its lines are counted from 1.
+
     Attributes:
         torn: Lines that could not be read (half written, not an object, without an id): they are counted, never
             repaired.
         lines: Lines that could be read.
+        path: The file.
         name: The file as records name it.
-        job: The batch job that it came from, None where the journal knows none.
-        span: Start and end of the part that is read, in bytes; its lines are counted from 1.
     """
 
     def __init__(
@@ -41,32 +47,31 @@ class Reader:
         path: str,
         run: RunDir,
         provider: Provider,
-        journal: Journal | None = None,
+        job: Job | None = None,
         *,
         span: tuple[int, int | None] = (0, None),
-        job: Job | None = None,
     ) -> None:
-        self.path = path
-        self.span = span
         self.name = relative_name(path, run)
         self.torn = 0
         self.lines = 0
+        self.path = path
+        self._span = span
         self._provider = provider
-        self.job = journal.job(path) if journal else job
-        is_rehearsed = self.job is not None and self.job.rehearsal  # whatever the file is called now
+        self._submitted_at = job.submitted_at if job else None
+        is_rehearsed = job is not None and job.rehearsal  # whatever the file is called now
         self._rehearsal = is_rehearsed or os.path.basename(path).startswith(rundir.REHEARSAL_PREFIX)
 
     def __iter__(self) -> Iterator[Outcome]:
-        for line in jsonl.iter_lines(self.path, *self.span):
+        for line in jsonl.iter_lines(self.path, *self._span):
             value = jsonl.parse_object(line.data)
-            outcome = None if value is None else self.read(value, line.number, line.offset, len(line.data))
+            outcome = None if value is None else self.read(value, line.number)
             if outcome is None:
                 self.torn += 1
             else:
                 self.lines += 1
                 yield outcome
 
-    def read(self, value: dict[str, Any], number: int, offset: int, length: int) -> Outcome | None:
+    def read(self, value: dict[str, Any], number: int) -> Outcome | None:
         """Read one parsed line, None where it names no request.
 
         Raises:
@@ -74,31 +79,17 @@ class Reader:
             InputError: It is a line of another kind of file.
         """
         if "line_sha256" in value or "schema" in value:
-            return self._attempt(value, number, offset, length)
-        return self._raw(value, number, offset, length)
+            return self._attempt(value, number)
+        return self._raw(value, number)
 
-    def read_at(self, number: int, offset: int, length: int) -> Outcome:
-        """Read again one line that iterating gave before.
-
-        Raises:
-            InputError: The file changed in between.
-        """
-        with open(self.path, "rb", buffering=0) as file:
-            file.seek(offset)
-            value = jsonl.parse_object(file.read(length))
-        outcome = None if value is None else self.read(value, number, offset, length)
-        if outcome is None:
-            raise InputError(f"{self.name}: changed while it was being read", hint="run collect again")
-        return outcome
-
-    def _attempt(self, value: dict[str, Any], number: int, offset: int, length: int) -> Outcome | None:
-        custom_id, digest = value.get("custom_id"), value.get("line_sha256")
-        if value.get("schema") != ATTEMPT_SCHEMA:
+    def _attempt(self, value: dict[str, Any], number: int) -> Outcome | None:
+        get = value.get
+        custom_id, digest = get("custom_id"), get("line_sha256")
+        if get("schema") != ATTEMPT_SCHEMA:
             _check_kind(value, f"{self.name}:{number}")
         if not isinstance(custom_id, str) or not isinstance(digest, str):
             return None
-        get = value.get
-        error, status_code, latency_s, tries = get("error"), get("status_code"), get("latency_s"), get("tries")
+        error, status_code = get("error"), get("status_code")
         status_code = status_code if type(status_code) is int else None
         return Outcome(
             custom_id,
@@ -107,21 +98,19 @@ class Reader:
             get("response") if "response" in value else _other_body(value),
             None if error is None else _error(error, status_code),
             _text(get("started_at")),
-            as_seconds(latency_s),
+            as_seconds(get("latency_s")),
             _BATCH if get("channel") == _BATCH else _REALTIME,
             _text(get("endpoint")) or "",
             _text(get("request_id")),
-            _tries(tries),
+            _tries(get("tries")),
             get("rehearsal") is True or self._rehearsal,
             get("final") is not False,
             is_direct if type(is_direct := get("direct")) is bool else None,
             self.name,
             number,
-            offset,
-            length,
         )
 
-    def _raw(self, value: dict[str, Any], number: int, offset: int, length: int) -> Outcome | None:
+    def _raw(self, value: dict[str, Any], number: int) -> Outcome | None:
         if "superseded" in value and "status" in value:
             raise InputError(
                 f"{self.name}: holds records, not results",
@@ -130,26 +119,18 @@ class Reader:
         line = self._provider.read_batch_line(value)
         if line.custom_id is None:
             return None
-        latency_s = value.get("latency_s")
         return Outcome(
             line.custom_id,
-            None,
-            line.status_code,
-            line.body,
-            line.error,
-            self.job.started_at if self.job else None,
-            as_seconds(latency_s),
-            _BATCH,
-            "",
-            line.request_id,
-            [],
-            self._rehearsal,
-            True,
-            None,
-            self.name,
-            number,
-            offset,
-            length,
+            status_code=line.status_code,
+            body=line.body,
+            error=line.error,
+            started_at=self._submitted_at,
+            latency_s=as_seconds(value.get("latency_s")),
+            channel=_BATCH,
+            request_id=line.request_id,
+            rehearsal=self._rehearsal,
+            file=self.name,
+            line=number,
         )
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from vlmbatch.records import ErrorInfo, Try
 
 
@@ -28,34 +30,29 @@ class Outcome(NamedTuple):
         is_direct: Whether it went to the provider's own address (False: through a relay), None = not told.
         file: The file, relative to the run folder, or its base name where it lies elsewhere.
         line: 1-based line of the file.
-        offset: Byte at which the line starts.
-        length: Bytes of the line, without its newline.
     """
 
     custom_id: str
-    line_sha256: str | None
-    status_code: int | None
-    body: Any
-    error: ErrorInfo | None
-    started_at: str | None
-    latency_s: float | None
-    channel: str
-    endpoint: str
-    request_id: str | None
-    tries: list[Try]
-    rehearsal: bool
-    is_final: bool
-    is_direct: bool | None
-    file: str
-    line: int
-    offset: int
-    length: int
+    line_sha256: str | None = None
+    status_code: int | None = None
+    body: Any = None
+    error: ErrorInfo | None = None
+    started_at: str | None = None
+    latency_s: float | None = None
+    channel: str = ""
+    endpoint: str = ""
+    request_id: str | None = None
+    tries: Sequence[Try] = ()
+    rehearsal: bool = False
+    is_final: bool = True
+    is_direct: bool | None = None
+    file: str = ""
+    line: int = 0
 
 
 class Settled(NamedTuple):
     """What resume needs of one line: whose it is, whether the row needs no sending any more, whether a model spoke."""
 
     custom_id: str
-    line_sha256: str | None
     is_settled: bool
     is_answer: bool

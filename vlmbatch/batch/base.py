@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from vlmbatch.batch.calls import Caller, CallError
     from vlmbatch.errors import Problem
-    from vlmbatch.journal import Job, Journal
+    from vlmbatch.journal import Job, Journal, Range
     from vlmbatch.providers.base import Provider
     from vlmbatch.providers.base_batch import BatchApi
     from vlmbatch.rundir import IdIndex, RunDir
@@ -85,6 +85,7 @@ class BatchResult:
         adopted: Jobs found at the provider that the journal did not know of.
         downloaded: Jobs whose results were fetched.
         rows_open: Rows in jobs that may still answer.
+        open_ranges: Which manifest lines these jobs hold.
         rows_waiting: Wanted rows that are in no job yet (the queue was full, or the command was stopped).
         is_interrupted: Whether it was stopped.
     """
@@ -94,13 +95,9 @@ class BatchResult:
     adopted: int
     downloaded: int
     rows_open: int
+    open_ranges: tuple[Range, ...]
     rows_waiting: int
     is_interrupted: bool = False
-
-    @property
-    def has_failures(self) -> bool:
-        """Whether a job was refused as a whole, so that its rows never ran."""
-        return any(job.flaws for job in self.jobs)
 
 
 @dataclass(slots=True)

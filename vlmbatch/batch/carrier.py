@@ -32,6 +32,7 @@ JOURNAL_SUFFIX = ".uploads.jsonl"
 _LEFT = timedelta(hours=24)
 """A stored file with less time than this is uploaded again: a batch job may take that long."""
 _AT_ONCE = 8
+_TIMEOUT_S = 600.0
 
 
 class Stored(NamedTuple):
@@ -52,7 +53,6 @@ class FileStore:
         base_url: Where to; empty = the provider's own address.
         key: The key's value.
         headers: ``request.headers`` of run.json, where the run has any.
-        timeout_s: Deadline of one upload.
 
     Attributes:
         uploaded: Images uploaded by this command.
@@ -72,23 +72,22 @@ class FileStore:
         base_url: str = "",
         key: str | None = None,
         headers: Mapping[str, str] | None = None,
-        timeout_s: float = 600.0,
     ) -> None:
         self._api = batch_api(provider, path, model)
         self._base_url = base_url or provider.default_base_url()
         self._headers = provider.headers(key, headers or {})
         self._key = key
-        self._timeout_s = timeout_s
         self._journal = out.rstrip("/") + JOURNAL_SUFFIX
         self._kept = read_journal(self._journal, without_query(self._base_url))
         self._waiting: dict[str, Future[Stored]] = {}
         self._lock = threading.Lock()
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="file-store", daemon=True)
         self._used: dict[str, Stored] = {}
         self.uploaded = self.reused = 0
 
     def __enter__(self) -> FileStore:
+        self._appender = jsonl.Appender(self._journal)  # first, for it alone may fail: nothing is started yet
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="file-store", daemon=True)
         self._thread.start()
         asyncio.run_coroutine_threadsafe(self._open(), self._loop).result()
         return self
@@ -101,9 +100,8 @@ class FileStore:
 
     async def _open(self) -> None:
         self._transport = await Transport(secret=self._key).__aenter__()
-        self._caller = Caller(self._transport, self._api, self._base_url, self._headers, patient(self._timeout_s))
+        self._caller = Caller(self._transport, self._api, self._base_url, self._headers, patient(_TIMEOUT_S))
         self._places = asyncio.Semaphore(_AT_ONCE)
-        self._appender = jsonl.Appender(self._journal)
 
     async def _close(self) -> None:
         self._appender.close()

@@ -13,7 +13,7 @@ from vlmbatch.batch import adopt, watch
 from vlmbatch.batch.base import BatchResult, JobReport, Work
 from vlmbatch.batch.calls import Caller, patient
 from vlmbatch.batch.plan import Planned, plan, with_tokens
-from vlmbatch.batch.submit import Outcome, submit
+from vlmbatch.batch.submit import Effect, submit
 from vlmbatch.errors import InputError
 from vlmbatch.journal import Journal
 from vlmbatch.providers.base_batch import Phase
@@ -54,8 +54,9 @@ async def send_batches(
 ) -> BatchResult:
     """Send rows through the provider's batch API, or look after those that were sent.
 
-    The caller holds the run's lock and has verified its frozen files. Rows that are in an open job already are left
-    alone, whatever ``wanted`` says; those of them that are wanted are sent if their job comes to nothing.
+    The caller has verified the frozen files and, unless ``options.action`` is ``status`` (which writes nothing), holds
+    the run's lock. Rows that are in an open job already are left alone, whatever ``wanted`` says; those of them that
+    are wanted are sent if their job comes to nothing.
 
     Args:
         run: The run.
@@ -154,21 +155,24 @@ class _Channel:
         await self._until_done()
 
     async def _tell_status(self) -> None:
-        """Look at each open job once, and leave everything as it is."""
+        """Look at each open job once, and leave everything as it is, here and there."""
         for job in self._journal.open_jobs():
             if job.is_doubtful:
                 self._work.hindered(job, "nobody knows whether it was made: the next run looks for it")
-            else:
-                batch = await watch.look(self._work, job, fetch=False)
-                if batch is not None:
-                    self._seen[job.key] = batch
+                continue
+            batch = await watch.ask(self._work, job)
+            if batch is not None:
+                self._seen[job.key] = batch
+                watch.note_flaws(self._work, job, batch)
+                # For the report alone: the journal on the disk is left to the command that watches the job.
+                job.state, job.is_over = batch.state, batch.phase is Phase.FAILED
         self._report()
 
     def _check_endpoints(self) -> None:
         """Refuse to look for jobs where they are not."""
         elsewhere = [job for job in self._journal.open_jobs() if job.endpoint != self._work.endpoint]
         if self._work.options.rehearsal:
-            for job in elsewhere:
+            for job in elsewhere if self._work.options.action != "status" else ():
                 self._journal.append("abandoned", job.key, why="the rehearsal's provider has gone")
         elif elsewhere:
             places = sorted({job.endpoint for job in elsewhere})
@@ -266,12 +270,12 @@ class _Channel:
         """Submit from the queue while there is room; return how many jobs were made."""
         made = 0
         while self._queue and not self._is_stopped() and self._has_room(self._queue[0]):
-            outcome, job, wait_s, reason = await submit(self._work, self._queue[0])
-            if outcome is Outcome.NOT_NOW:
+            effect, job, wait_s, reason = await submit(self._work, self._queue[0])
+            if effect is Effect.NOT_NOW:
                 self._hold_back(wait_s, reason)
                 break
             self._tokens[job.key] = self._queue.popleft().tokens
-            if outcome is Outcome.DOUBTFUL:
+            if effect is Effect.DOUBTFUL:
                 await self._settle(job, since=datetime.now(UTC))
             made += job.is_submitted
         return made
@@ -332,6 +336,7 @@ class _Channel:
             work.counts["adopted"],
             work.counts["downloaded"],
             rows_open=sum(job.requests for job in self._journal.open_jobs()),
+            open_ranges=tuple(one for job in self._journal.open_jobs() for one in job.ranges),
             rows_waiting=sum(planned.requests for planned in self._queue),
             is_interrupted=self._is_stopped(),
         )

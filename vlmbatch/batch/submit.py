@@ -24,8 +24,8 @@ _REFUSED = "refused"
 _FILE_SLACK = timedelta(hours=1)
 
 
-class Outcome(Enum):
-    """What came of trying to make a job."""
+class Effect(Enum):
+    """What trying to make a job did at the provider."""
 
     MADE = "made"
     """The provider has it."""
@@ -36,9 +36,9 @@ class Outcome(Enum):
 
 
 class Submission(NamedTuple):
-    """What came of it, the job, and for ``NOT_NOW`` the wait that was asked for (None = none) and the reason."""
+    """What it did, the job, and for ``NOT_NOW`` the wait that was asked for (None = none) and the reason."""
 
-    outcome: Outcome
+    effect: Effect
     job: Job
     wait_s: float | None = None
     reason: str = ""
@@ -79,11 +79,11 @@ async def submit(work: Work, planned: Planned) -> Submission:
     batch = work.api.read(reply.body)
     if not batch.id:
         work.hindered(job, "the create was answered without an id; looking whether the job was made")
-        return Submission(Outcome.DOUBTFUL, work.touch(job))
+        return Submission(Effect.DOUBTFUL, work.touch(job))
     work.journal.append("submitted", job.key, batch_id=batch.id, state=batch.state)
     work.count("submitted")
     work.note(f"{label(job)}: submitted, {job.requests} row(s)")
-    return Submission(Outcome.MADE, work.touch(job))
+    return Submission(Effect.MADE, work.touch(job))
 
 
 def _not_made(work: Work, job: Job, error: CallError) -> Submission:
@@ -94,11 +94,11 @@ def _not_made(work: Work, job: Job, error: CallError) -> Submission:
     """
     if error.may_have_acted:
         work.hindered(job, f"no answer to the create ({error}); looking whether the job was made")
-        return Submission(Outcome.DOUBTFUL, work.touch(job))
+        return Submission(Effect.DOUBTFUL, work.touch(job))
     is_later = error.status_code is None or error.status_code == _QUEUE_FULL
     work.journal.append("abandoned", job.key, state="" if is_later else _REFUSED, why=f"not made: {error}")
     if is_later:
-        return Submission(Outcome.NOT_NOW, job, error.retry_after_s, str(error))
+        return Submission(Effect.NOT_NOW, job, error.retry_after_s, str(error))
     raise _refused(job, "create", error)
 
 

@@ -28,13 +28,27 @@ _SHOWN_FLAWS = 20
 """So many lines at fault are shown to a person; a result holds them all."""
 
 
-async def look(work: Work, job: Job, *, fetch: bool = True) -> Batch | None:
-    """Look at a job once; fetch what it left if it has ended.
+async def ask(work: Work, job: Job) -> Batch | None:
+    """Ask for a job once, and change nothing.
 
-    Args:
-        work: What the command works with.
-        job: The job.
-        fetch: Whether results are fetched.
+    Returns:
+        The job as the provider tells of it, None where it could not be had now.
+
+    Raises:
+        RefusedError: The provider refuses everything of ours.
+    """
+    try:
+        batch = work.api.read((await work.caller.once(work.api.look(job.batch_id))).body)
+    except CallError as error:
+        work.hindered(job, f"could not be looked at ({error}); it is kept and looked at again")
+        return None
+    if batch.state != job.state:
+        work.note(f"{label(job)}: {batch.state}")
+    return batch
+
+
+async def look(work: Work, job: Job) -> Batch | None:
+    """Look at a job once; write down what changed, and fetch what it left if it has ended.
 
     Returns:
         The job as the provider tells of it, None where it, or what it left, could not be had now: then the job stays
@@ -44,31 +58,34 @@ async def look(work: Work, job: Job, *, fetch: bool = True) -> Batch | None:
         RefusedError: The provider refuses everything of ours.
         OSError: Results could not be written.
     """
-    try:
-        batch = work.api.read((await work.caller.once(work.api.look(job.batch_id))).body)
-    except CallError as error:
-        work.hindered(job, f"could not be looked at ({error}); it is kept and looked at again")
+    batch = await ask(work, job)
+    if batch is None:
         return None
     if batch.state != job.state:
         work.journal.append("seen", job.key, state=batch.state, done=batch.done, of=batch.requests)
-        work.note(f"{label(job)}: {batch.state}")
     if batch.phase is Phase.FAILED:
-        _fail(work, job, batch)
-    elif batch.phase is Phase.ENDED and fetch and not await _fetch(work, job, batch):
+        work.journal.append("abandoned", job.key, state=batch.state, why=_why_failed(batch))
+        note_flaws(work, job, batch)
+    elif batch.phase is Phase.ENDED and not await _fetch(work, job, batch):
         return None
     work.eased(job)
     return batch
 
 
-def _fail(work: Work, job: Job, batch: Batch) -> None:
-    """Write down that nothing of a job ran, with the provider's words and the rows at fault."""
-    flaws = _located(work, job, batch.flaws)
-    why = "; ".join(f"{flaw.code}: {flaw.message}" for flaw in flaws[:1]) or "the provider gives no reason"
-    work.journal.append("abandoned", job.key, state=batch.state, why=why)
+def _why_failed(batch: Batch) -> str:
+    first = next(iter(batch.flaws), None)
+    return f"{first.code}: {first.message}" if first else "the provider gives no reason"
+
+
+def note_flaws(work: Work, job: Job, batch: Batch) -> None:
+    """Tell that nothing of a failed job ran, with the provider's words and the rows at fault; others have no flaws."""
+    if batch.phase is not Phase.FAILED:
+        return
+    why = _why_failed(batch)
     if batch.is_queue_full:
         work.note(f"{label(job)}: the provider's queue was full ({why}); its rows wait for another turn")
         return
-    work.flaws[job.key] = flaws or (Problem("failed", why),)
+    flaws = work.flaws[job.key] = _located(work, job, batch.flaws) or (Problem("failed", why),)
     work.warn(f"{label(job)}: the provider refused it as a whole, nothing of it ran")
     for flaw in flaws[:_SHOWN_FLAWS]:
         work.warn(f"{flaw.code}: {flaw}")

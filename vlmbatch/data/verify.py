@@ -38,6 +38,11 @@ class Number(str):
     __slots__ = ()
 
 
+def say(line: str) -> None:
+    """Print a line; what is not plain ASCII is escaped, for a folder may hold anything."""
+    print("".join(char if " " <= char <= "~" else ascii(char)[1:-1] for char in line))
+
+
 class Report:
     """Prints what was checked and what is wrong; a subject is one file or one question."""
 
@@ -47,18 +52,18 @@ class Report:
     def tell(self, subject: str, said: str, problems: list[str]) -> None:
         """Print the verdict on one subject: what was seen, or its problems."""
         if not problems:
-            print(f"ok    {subject}: {said}")
+            say(f"ok    {subject}: {said}")
             return
         self.failed = True
-        print(f"FAIL  {subject}: {len(problems)} problem(s)")
+        say(f"FAIL  {subject}: {len(problems)} problem(s)")
         for problem in problems[:SHOWN]:
-            print(f"      - {problem}")
+            say(f"      - {problem}")
         if len(problems) > SHOWN:
-            print(f"      - and {len(problems) - SHOWN} more")
+            say(f"      - and {len(problems) - SHOWN} more")
 
     def note(self, said: str) -> None:
         """Print something that is no verdict."""
-        print(f"note  {said}")
+        say(f"note  {said}")
 
 
 class Folder:
@@ -200,7 +205,9 @@ def check_run(folder: Folder) -> None:
     refs = [ref for ref in [run["manifest"], *run["shards"], *run.get("inputs", []), run.get("rejected")] if ref]
     kept = [ref for ref in refs if folder.is_kept(ref["file"])]
     problems = [problem for ref in kept for problem in folder.compare(ref["file"], ref["sha256"])]
-    folder.report.tell("run.json", f"{len(kept)} file(s) that it names have their hashes", problems)
+    of = "" if len(kept) == len(refs) else f" of {len(refs)}"
+    said = f"{len(kept)}{of} file(s) that it names are here unchanged, with their hashes"
+    folder.report.tell("run.json", said, problems)
 
 
 def check_manifest(folder: Folder) -> None:
@@ -230,7 +237,8 @@ def check_manifest(folder: Folder) -> None:
     problems += [
         f"{name}: {found} requests, run.json says {told}" for name, found, told in counted if found != int(told)
     ]
-    said = f"{len(ids)} ids, unique and well formed; {proven} lines and bodies have their hashes"
+    lines = f"{proven} lines and bodies have their hashes" if proven else "no line is here as it was sent"
+    said = f"{len(ids)} ids, unique and well formed; {lines}"
     folder.report.tell("manifest.jsonl", said, problems)
 
 
@@ -296,7 +304,7 @@ def check_summary(folder: Folder, counts: dict[str, int]) -> None:
         if folder.is_kept(ref["file"]) and folder.has(ref["file"]):
             problems += folder.compare(ref["file"], ref["sha256"])
         elif not folder.has(ref["file"]):
-            folder.report.note(f"{ref['file']!a}, which the records were made from, is not in the folder")
+            folder.report.note(f"{ref['file']!a}, which the records were made from, is not here")
     said = ", ".join(f"{status} {count}" for status, count in counts.items() if count)
     folder.report.tell("summary.json", f"counts agree: {said}", problems)
     if summary.get("rehearsal") is True:
@@ -309,6 +317,8 @@ def check_summary(folder: Folder, counts: dict[str, int]) -> None:
 def check_redacted(folder: Folder, redacted: dict[str, Any]) -> None:
     """Check that a redacted copy holds what it says; tell what is withheld."""
     problems: list[str] = []
+    if folder.is_kept("run.json") and fingerprint(folder.run) != folder.fingerprint:
+        problems.append(f"states a fingerprint that is not run.json's: {folder.fingerprint}")
     for ref in redacted["files"]:
         if ref["state"] == "kept":
             problems += folder.compare(ref["file"], ref["sha256"])
@@ -316,9 +326,9 @@ def check_redacted(folder: Folder, redacted: dict[str, Any]) -> None:
             problems.append(f"{ref['file']!a} is there although it is withheld")
     states = list(folder.states.values())
     kept, replaced, withheld = (states.count(state) for state in ("kept", "replaced", "withheld"))
-    said = f"{kept} file(s) as they were, {replaced} rewritten, {withheld} withheld"
+    said = f"of the run's {len(states)} files {kept} are here unchanged, {replaced} rewritten, {withheld} left out"
     folder.report.tell("REDACTED.json", said, problems)
-    folder.report.note(f"withheld: {', '.join(redacted['what'])}; the originals' hashes are in ORIGINALS.sha256")
+    folder.report.note("what is not here is named by its hash; those of the original files are in ORIGINALS.sha256")
 
 
 def check_placeholders(folder: Folder, images: dict[str, str]) -> None:
@@ -340,7 +350,9 @@ def check_placeholders(folder: Folder, images: dict[str, str]) -> None:
             if hashlib.sha256(whole).hexdigest() != entry["line_sha256"]:
                 problems.append(f"{entry['custom_id']}: with its images, its line has another hash")
     if names:
-        folder.report.tell("shards", f"{lines} redacted lines, {proven} of them proven with their images", problems)
+        said = f"{lines} lines name the images that were taken out of them, "
+        said += f"{proven} are proven with those given" if images else "which prove them (--images DIR)"
+        folder.report.tell("shards", said, problems)
 
 
 def put_back(match: Any, wanted: set[str], images: dict[str, str]) -> bytes:
@@ -412,7 +424,8 @@ def commitment_at(place: Any, name: str) -> Any:
 
 def verify(folder: Folder, options: argparse.Namespace) -> bool:
     """Check everything; return whether it agrees."""
-    print(f"vlmbatch run folder {folder.path!a}")
+    copy = f", a redacted copy without {', '.join(folder.redacted['what'])}" if folder.redacted else ""
+    say(f"vlmbatch run folder {folder.path!a}{copy}")
     covered = check_sums(folder, "SHA256SUMS")
     if folder.redacted:
         check_complete(folder, "SHA256SUMS", covered)
@@ -433,7 +446,8 @@ def verify(folder: Folder, options: argparse.Namespace) -> bool:
         prove_openings(folder, options.openings)
     if options.lines:
         prove_lines(folder, options.lines)
-    print(f"{'NOT VERIFIED' if folder.report.failed else 'VERIFIED'}  fingerprint {folder.fingerprint}")
+    stated = "" if folder.is_kept("run.json") else " (as REDACTED.json states it)"
+    say(f"{'NOT VERIFIED' if folder.report.failed else 'VERIFIED'}  fingerprint {folder.fingerprint}{stated}")
     return not folder.report.failed
 
 
@@ -448,7 +462,7 @@ def main() -> None:
         is_sound = verify(Folder(options.folder), options)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         is_sound = False
-        print(f"NOT VERIFIED  {type(error).__name__}: {str(error)!a}")
+        say(f"NOT VERIFIED  {type(error).__name__}: {error}")
     sys.exit(0 if is_sound else 1)
 
 

@@ -29,7 +29,7 @@ _BATCH_ROWS = 64
 _BUFFER = 1 << 20
 
 
-def load_pyarrow() -> Any:
+def _load_pyarrow() -> Any:
     """Import pyarrow.
 
     Raises:
@@ -65,7 +65,7 @@ class ArrowTable:
     """
 
     def __init__(self, files: Sequence[bytes], name: str, kind: str, report: SourceReport) -> None:
-        self._arrow = load_pyarrow()
+        self._arrow = _load_pyarrow()
         self._files = files
         self._report = report
         self._not_finite: dict[str, int] = {}
@@ -133,7 +133,7 @@ class ArrowTable:
                 fields[name] = self._clean(name, column[at].as_py())
             except (ValueError, LookupError, OverflowError) as error:
                 return Row(number, b"", {}, _value_fault(name, error))
-        row = {name: _carried(value, is_image=name in self.image_columns) for name, value in fields.items()}
+        row = {name: carried(value, in_image_column=name in self.image_columns) for name, value in fields.items()}
         return Row(number, jsonl.dumps(row), fields)
 
     def _clean(self, name: str, value: Any) -> Any:
@@ -236,20 +236,17 @@ def digest_of(files: Any) -> str:
     return digest.hexdigest()
 
 
-def _carried(value: Any, *, is_image: bool) -> Any:
+def carried(value: Any, *, in_image_column: bool) -> Any:
     """Return a cleaned value as it stands in ``row``."""
-    if _is_image(value):
+    if is_image(value):
         return {"path": value["path"]}
     if isinstance(value, bytes):
-        return {"path": None} if is_image else base64.b64encode(value).decode()
+        return {"path": None} if in_image_column else base64.b64encode(value).decode()
     if isinstance(value, dict):
-        return {key: _carried(inner, is_image=False) for key, inner in value.items()}
+        return {key: carried(inner, in_image_column=False) for key, inner in value.items()}
     if isinstance(value, list):
-        return [_carried(inner, is_image=is_image) for inner in value]
+        return [carried(inner, in_image_column=in_image_column) for inner in value]
     return value
-
-
-_is_image = is_image
 
 
 class _Guard:

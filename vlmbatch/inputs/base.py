@@ -6,18 +6,22 @@ row's own bytes. Sources stream: nothing is kept but what a report at the end ne
 
 from __future__ import annotations
 
+import difflib
 import errno
 import os
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from vlmbatch.errors import Problem
-    from vlmbatch.records import FileRef
 
 DEFAULT_IMAGE_FIELD = "image_path"
+COLUMNS_HINT = "name columns that exist: --image-field, --question-field, --id-fields"
+_SHOWN_VALUE = 60
+_SHOWN_NAMES = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +104,6 @@ class Item:
         row: The input row's own JSON object, byte for byte, on one line; ``{}`` for files and folders.
         where: How messages name it: the path, or the table's name.
         source_line: 1-based line (row for binary tables) in the table, None for files and folders.
-        key: The values of the id fields joined for messages, empty where there are none.
         output: Name of the pipeline output, else empty.
     """
 
@@ -110,13 +113,22 @@ class Item:
     row: bytes = b"{}"
     where: str = ""
     source_line: int | None = None
-    key: str = ""
     output: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """An input that cannot become a request. Codes are an open list, documented in docs/reference/rejections.md."""
+    """An input that cannot become a request.
+
+    Attributes:
+        index: As in :class:`Item`.
+        code: Stable name of the reason; an open list, documented in docs/reference/rejections.md.
+        message: What is wrong, without the place.
+        where: As in :class:`Item`.
+        source_line: Likewise.
+        path: The image at fault, empty where there is none.
+        aside: What helps to mend it; rows with the same fault may differ in it.
+    """
 
     index: int
     code: str
@@ -124,7 +136,12 @@ class Rejected:
     where: str = ""
     source_line: int | None = None
     path: str = ""
-    output: str = ""
+    aside: str = ""
+
+    @property
+    def sentence(self) -> str:
+        """The message with what helps to mend it."""
+        return f"{self.message}; {self.aside}" if self.aside else self.message
 
 
 class RowError(Exception):
@@ -133,14 +150,16 @@ class RowError(Exception):
     Args:
         code: As in :class:`Rejected`.
         message: What is wrong, without the place; long values are shortened.
-        path: The image at fault, where there is one.
+        path: As in :class:`Rejected`.
+        aside: Likewise.
     """
 
-    def __init__(self, code: str, message: str, *, path: str = "") -> None:
+    def __init__(self, code: str, message: str, *, path: str = "", aside: str = "") -> None:
         super().__init__(message)
         self.code = code
         self.message = message
         self.path = path
+        self.aside = aside
 
 
 @dataclass(slots=True)
@@ -154,20 +173,22 @@ class SourceReport:
             rejected input, or names it under --skip-bad.
         sha256: Digest of the input as a whole: of one table, the file's bytes; of several, that of their
             ``sha256sum`` lines; None for folders (build makes it from the images).
+        encoded: Images that came as pixels and became files here: their bytes depend on the library that wrote them.
     """
 
     left_out: dict[str, int] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     sha256: str | None = None
+    encoded: int = 0
 
 
 class Source(Protocol):
     """Somewhere that inputs come from. Iterate once; then ``report`` is complete."""
 
     kind: str
-    """``folder``, ``files``, ``jsonl``, ``json``, ``csv``, ``tsv``, ``parquet``, ``arrow``, ``stdin``, or ``tables``
-    for several of different kinds."""
+    """``folder``, ``files``, ``jsonl``, ``json``, ``csv``, ``tsv``, ``parquet``, ``arrow``, ``stdin``, ``rows``, or
+    ``tables`` for several of different kinds."""
     path: str
     """Base name only: nothing absolute goes into a frozen file."""
     report: SourceReport
@@ -190,12 +211,17 @@ class Verbatim:
     name: str
     data: bytes
 
-    def as_ref(self, sha256: str) -> FileRef:
-        """Return the reference that run.json keeps."""
-        return {"file": f"inputs/{self.name}", "sha256": sha256, "bytes": len(self.data)}
 
-
-def describe(value: Any, *, limit: int = 60) -> str:
+def describe(value: Any) -> str:
     """Return a value shortened for a message: no message prints a whole base64 string."""
     text = repr(value)
-    return text if len(text) <= limit else f"{text[: limit - 1]}… ({len(text)} characters)"
+    return text if len(text) <= _SHOWN_VALUE else f"{text[: _SHOWN_VALUE - 1]}… ({len(text)} characters)"
+
+
+@lru_cache(maxsize=64)  # a million rows may lack the same field
+def those_there(name: str, there: tuple[str, ...]) -> str:
+    """Return what helps to mend a name that is not there: the near one, and all that there are."""
+    near = difflib.get_close_matches(name, there, n=1)
+    listed = ", ".join(map(repr, there)) or "none"
+    listed = listed if len(listed) <= _SHOWN_NAMES else f"{listed[:_SHOWN_NAMES]}…"
+    return f"{f'did you mean {near[0]!r}? ' if near else ''}there are: {listed}"

@@ -15,7 +15,7 @@ from vlmbatch.inputs.textfile import TextFile
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-SUFFIXES = {
+_SUFFIXES = {
     "jsonl": "jsonl",
     "ndjson": "jsonl",
     "json": "json",
@@ -106,18 +106,13 @@ def _kind(path: bytes) -> str:
         if head.startswith(magic):
             return kind
     stem, _, suffix = _base_name(path).lower().rpartition(".")
-    if suffix in _PACKED and stem.rpartition(".")[2] in SUFFIXES:
+    if suffix in _PACKED and stem.rpartition(".")[2] in _SUFFIXES:
         raise _NoSource("a packed table; unpack it first")
-    return SUFFIXES.get(suffix, "file")
+    return _SUFFIXES.get(suffix, "file")
 
 
 def _base_name(path: bytes) -> str:
     return readable(os.path.basename(os.path.abspath(path)))[0]
-
-
-def table_of_kind(path: bytes, kind: str) -> Found:
-    """Return a file as a table of a kind that the user names."""
-    return Found(kind, (path,), _base_name(path), os.path.dirname(path) or b".")
 
 
 def tables_in(folder: bytes) -> list[Found]:
@@ -133,7 +128,7 @@ def tables_in(folder: bytes) -> list[Found]:
         for name in sorted(os.listdir(place))
         if not name.startswith(b".") and os.path.isfile(os.path.join(place, name))
     ]
-    kinds = {name: SUFFIXES.get(os.path.splitext(name)[1][1:].decode("ascii", "replace").lower()) for name in names}
+    kinds = {name: _SUFFIXES.get(os.path.splitext(name)[1][1:].decode("ascii", "replace").lower()) for name in names}
     tables = [name for name in names if kinds[name] not in {None, "json"}]
     if len({kinds[name] for name in tables}) != 1:
         return []
@@ -207,7 +202,7 @@ def _metadata(folder: bytes, name: str) -> Found | None:
     for metadata in _METADATA:
         path = os.path.join(folder, metadata)
         if os.path.isfile(path):
-            kind = SUFFIXES[metadata.rpartition(b".")[2].decode()]
+            kind = _SUFFIXES[metadata.rpartition(b".")[2].decode()]
             if kind == "parquet" or _names_files(path, kind):
                 return Found(kind, (path,), f"{name}/{metadata.decode()}", folder, is_image_folder=True)
     return None

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from vlmbatch.inputs.base import SourceOptions
     from vlmbatch.inputs.texts import Text
 
-LITTER = frozenset(
+_LITTER = frozenset(
     {
         b".ds_store",
         b"thumbs.db",
@@ -53,10 +53,14 @@ _LEFT_OUT_WORDS = {
     "litter": "litter of systems",
     "named_twice": "named twice",
     "not_in_metadata": "not in the metadata",
+    "run_folder": "run folder(s)",
     "special": "special (pipe, socket or device)",
     "suffix": "by suffix (no image)",
 }
 """Reasons for which a file is left out that do not explain themselves, in words."""
+
+_RUN_FILES = (b"run.json", b"SHA256SUMS")
+"""What a run folder holds: whoever builds from all of a project's folder does not mean the runs in it."""
 
 _NAMED = 5
 
@@ -67,7 +71,7 @@ _Trail = tuple[tuple[int, int], ...]
 def left_out_by_name(name: bytes, *, is_folder: bool) -> str | None:
     """Return why a name found in a folder is left out, or None: ``litter``, ``hidden`` or ``suffix``."""
     lower = name.lower()
-    if lower in LITTER:
+    if lower in _LITTER:
         return "litter"
     if name.startswith(b"."):
         return "hidden"
@@ -117,6 +121,9 @@ class Scan:
     def _open(self, prefix: bytes, trail: _Trail) -> tuple[bytes, _Trail, Iterator[tuple[bytes, bool]]]:
         """Return a folder (relative, with a slash), the folders that led to it, itself included, and its entries."""
         folder = os.path.join(self.root, prefix)
+        if all(os.path.lexists(os.path.join(folder, name)) for name in _RUN_FILES):
+            self._count("run_folder")
+            return prefix, trail, iter(())
         try:
             here = os.stat(folder)
             trail = (*trail, (here.st_dev, here.st_ino))
@@ -271,14 +278,15 @@ class FolderSource:
     def _item(self, index: int, name: bytes, text: Text, *, is_there: bool) -> Item | Rejected:
         image = image_file(name, os.path.join(self._root, name))
         if not is_there:
-            return self._rejected(index, RowError("dangling_link", "a link to nothing"), image.path, text)
+            return _rejected(index, RowError("dangling_link", "a link to nothing"), image.path)
         try:
             parts = text.parts({}, self._groups)
         except RowError as error:
-            return self._rejected(index, error, image.path, text)
+            return _rejected(index, error, image.path)
         if all(isinstance(part, str) for part in parts):
-            return self._rejected(index, RowError("no_image", "the template places no image"), image.path, text)
+            return _rejected(index, RowError("no_image", "the template places no image"), image.path)
         return Item(index, parts, (image,), where=image.path, output=text.output)
 
-    def _rejected(self, index: int, error: RowError, path: str, text: Text) -> Rejected:
-        return Rejected(index, error.code, error.message, where=path, path=path, output=text.output)
+
+def _rejected(index: int, error: RowError, path: str) -> Rejected:
+    return Rejected(index, error.code, error.message, where=path, path=path, aside=error.aside)

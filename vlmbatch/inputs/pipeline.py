@@ -10,24 +10,11 @@ import os
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from vlmbatch.errors import InputError, Problem
-from vlmbatch.inputs.rendering import render_output
-from vlmbatch.inputs.variables import VARIABLE, expand, parse_shard
+from vlmbatch.errors import InputError, Problem, cannot_read
+from vlmbatch.inputs.variables import VARIABLE, expand
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-
-__all__ = [
-    "Dataset",
-    "NamedInput",
-    "Output",
-    "Pipeline",
-    "Sampling",
-    "expand",
-    "load_pipeline",
-    "parse_shard",
-    "render_output",
-]
 
 _JSON_TYPES = {
     "str": "string",
@@ -141,7 +128,7 @@ class Pipeline:
         return replace(self, datasets=datasets)
 
     def merged_rows(self) -> dict[str, Any] | None:
-        """Return what :func:`render_output` needs, as JSON for run.json; None without an output schema."""
+        """Return the plan that vlmbatch/inputs/rendering.py fills in, for run.json; None without an output schema."""
         if self.output_schema is None:
             return None
         inputs = [{"name": one.name, "key": one.key, "image": one.is_image} for one in self.inputs]
@@ -158,7 +145,7 @@ def load_pipeline(path: str) -> Pipeline:
         with open(path, "rb") as file:
             data = file.read()
     except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror})", hint="check the path") from None
+        raise cannot_read(path, error) from None
     return parse_pipeline(data, os.path.basename(path), os.path.dirname(os.path.abspath(path)))
 
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from vlmbatch.errors import InputError, Problem
-from vlmbatch.inputs.base import DEFAULT_IMAGE_FIELD
 from vlmbatch.inputs.detect import Found, look, tables_in
 from vlmbatch.inputs.folder import FolderSource
 from vlmbatch.inputs.rendering import look_up
@@ -32,9 +31,8 @@ def open_pipeline(pipeline: Pipeline, options: SourceOptions) -> Source:
         options: What the file does not say: ids, links, encoding; ``image_base_path`` overrides the file's own.
 
     Raises:
-        InputError: A dataset cannot be read, or options speak of what the file says.
+        InputError: A dataset cannot be read, or datasets and inputs do not fit.
     """
-    _check_options(options)
     if not any(one.is_image for one in pipeline.inputs):
         options = replace(options, allow_no_image=True)
     recipe = PipelineRecipe(pipeline, images_first=options.image_order == "first")
@@ -52,18 +50,6 @@ def open_pipeline(pipeline: Pipeline, options: SourceOptions) -> Source:
         return recipe
 
     return TableSource(based, options, recipe_for, allow_absolute=free)
-
-
-def _check_options(options: SourceOptions) -> None:
-    rules = {
-        "--prompt": options.prompt is not None,
-        "--prompt-template": options.prompt_template is not None,
-        "--question-field": options.question_field is not None,
-        "--image-field": options.image_fields != (DEFAULT_IMAGE_FIELD,),
-    }
-    problems = [Problem("usage", f"{flag}: the pipeline file says it") for flag, is_given in rules.items() if is_given]
-    if problems:
-        raise InputError("--config and these options exclude each other", hint="drop them", problems=problems)
 
 
 def _look(datasets: Sequence[Dataset]) -> tuple[list[Found], list[Dataset]]:
@@ -118,7 +104,7 @@ class PipelineRecipe:
 
     columns: Sequence[str] = ()
 
-    def __init__(self, pipeline: Pipeline, *, images_first: bool = True) -> None:
+    def __init__(self, pipeline: Pipeline, *, images_first: bool) -> None:
         self._images = [one for one in pipeline.inputs if one.is_image]
         self._values = [one for one in pipeline.inputs if not one.is_image]
         self.image_columns = frozenset(one.key for one in self._images)

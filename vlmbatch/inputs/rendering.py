@@ -50,9 +50,7 @@ def templates_in(fields: Any, place: str) -> Iterator[tuple[str, str]]:
             yield from templates_in(inner, f"{place}[{at}]")
 
 
-def render_output(
-    plan: Mapping[str, Any], row: Mapping[str, Any] | bytes, answers: Mapping[str, Any]
-) -> dict[str, Any]:
+def render_output(plan: Mapping[str, Any], row: bytes, answers: Mapping[str, Any]) -> dict[str, Any]:
     """Return one merged row.
 
     A template that is one ``{{ name }}`` alone keeps the value's type; an image input gives what the row says of it.
@@ -60,12 +58,12 @@ def render_output(
 
     Args:
         plan: As :meth:`vlmbatch.inputs.pipeline.Pipeline.merged_rows` gives it.
-        row: The row: its own JSON, in which numbers keep all digits, or its fields.
+        row: The row's own JSON, in which numbers keep all digits.
         answers: The answer of each output by name: text, parsed JSON, or None.
     """
-    fields = parse_row(row) if isinstance(row, bytes) else row
     from vlmbatch.inputs.template import without_null
 
+    fields = parse_row(row)
     values = without_null({**fields, **_inputs(plan["inputs"], fields), **answers}, "")
     made: dict[str, Any] = _fill(plan["fields"], values)
     return {**fields, **made} if plan["keep_columns"] else made

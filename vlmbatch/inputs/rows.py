@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import unquote_to_bytes
 
-from vlmbatch.inputs.base import DEFAULT_IMAGE_FIELD, ImageSource, Item, Rejected, RowError, describe
+from vlmbatch.inputs.base import DEFAULT_IMAGE_FIELD, ImageSource, Item, Rejected, RowError, describe, those_there
 from vlmbatch.inputs.texts import PlainText, field_of, question_text
 
 if TYPE_CHECKING:
@@ -134,35 +134,32 @@ class RowMaker:
         try:
             if row.fault is not None:
                 raise row.fault
-            key = self._key(row)
+            self._check_id(row)
             images, groups = self._images(row)
             values = self.recipe.values(row.fields)
         except RowError as error:
-            for at, text in enumerate(self.recipe.texts):
-                yield self._rejected(index + at, row, error, text.output)
+            for at in range(len(self.recipe.texts)):
+                yield self._rejected(index + at, row, error)
             return
         for at, text in enumerate(self.recipe.texts):
             try:
                 parts, sent = self._sent(text.parts(values, groups), images)
             except RowError as error:
-                yield self._rejected(index + at, row, error, text.output)
+                yield self._rejected(index + at, row, error)
             else:
-                yield Item(index + at, parts, sent, row.data, self.where, row.line, key, text.output)
+                yield Item(index + at, parts, sent, row.data, self.where, row.line, text.output)
 
-    def _rejected(self, index: int, row: Row, error: RowError, output: str) -> Rejected:
-        return Rejected(index, error.code, error.message, self.where, row.line, error.path, output)
+    def _rejected(self, index: int, row: Row, error: RowError) -> Rejected:
+        return Rejected(index, error.code, error.message, self.where, row.line, error.path, error.aside)
 
-    def _key(self, row: Row) -> str:
-        """Return the row's id as messages show it, and check that it has one."""
-        if not self.id_fields:
-            return ""
-        values = [field_of(row.fields, field, "no_id") for field in self.id_fields]
-        for field, value in zip(self.id_fields, values, strict=True):
-            if value is None or (isinstance(value, str) and not value.strip()):
+    def _check_id(self, row: Row) -> None:
+        """Check that the row has an id."""
+        for field in self.id_fields:
+            value = field_of(row.fields, field, "no_id")
+            if _is_nothing(value):
                 raise RowError("no_id", f"the id field {field!r} is {'null' if value is None else 'blank'}")
             if not isinstance(value, str | int | float):
                 raise RowError("bad_id", f"the id field {field!r} is {describe(value)}: neither text nor a number")
-        return ",".join(str(value) for value in values)
 
     def repeats(self, row: Row) -> int | None:
         """Note the row's id (7, 7.0 and "7" are three ids); return the place of an earlier row that has it."""
@@ -179,9 +176,11 @@ class RowMaker:
             group = groups.setdefault(name, [])
             for one in value if isinstance(value, list) else [] if _is_nothing(value) else [value]:
                 group.append(len(images))
-                images.append(image_of(one, f"row-{row.line}-image-{len(images)}", self.root))
+                images.append(_image_of(one, f"row-{row.line}-image-{len(images)}", self.root))
             if not group and not self.allow_no_image:
-                raise RowError("no_image", f"{name!r} names no image ({describe(value)}); --allow-no-image lets it")
+                message = f"{name!r} names no image ({describe(value)}); --allow-no-image lets it"
+                is_there = name in row.fields or value is not None
+                raise RowError("no_image", message, aside="" if is_there else those_there(name, tuple(row.fields)))
         return images, groups
 
     def _sent(self, parts: Parts, images: Sequence[ImageSource]) -> tuple[Parts, tuple[ImageSource, ...]]:
@@ -197,7 +196,7 @@ def _is_nothing(value: Any) -> bool:
     return value is None or (isinstance(value, str) and not value.strip())
 
 
-def image_of(value: Any, label: str, root: ImageRoot) -> ImageSource:
+def _image_of(value: Any, label: str, root: ImageRoot) -> ImageSource:
     """Return the image that a value of a row is or names.
 
     Args:

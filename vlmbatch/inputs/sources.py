@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 import os
-from typing import IO, TYPE_CHECKING, TypeAlias
+from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
-from vlmbatch.errors import InputError, Problem
+from vlmbatch.errors import InputError, Problem, cannot_read
 from vlmbatch.inputs.arrow import ArrowTable, digest_of
-from vlmbatch.inputs.base import DEFAULT_IMAGE_FIELD, Item, Rejected, SourceOptions, SourceReport
+from vlmbatch.inputs.base import COLUMNS_HINT, DEFAULT_IMAGE_FIELD, Item, Rejected, SourceOptions, SourceReport
 from vlmbatch.inputs.detect import FILE_NAME, Found, look
 from vlmbatch.inputs.folder import FolderSource, Scan
 from vlmbatch.inputs.ids import SeenIds
+from vlmbatch.inputs.memory import KIND, Memory, MemoryRows, check_rows
 from vlmbatch.inputs.names import ImageRoot, readable
 from vlmbatch.inputs.rows import FlagRecipe, Recipe, RowMaker, text_of
 from vlmbatch.inputs.tables import Delimited, JsonArray, JsonLines, Table, check_columns
 from vlmbatch.inputs.textfile import TextFile
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from vlmbatch.inputs.base import Source
+    from vlmbatch.inputs.memory import Encode
 
-STDIN = "-"
+_STDIN = "-"
 _PLACE_BITS = 48
 """A place is the number of the table and the line in it, in one integer."""
-
-_COLUMNS_HINT = "name columns that exist: --image-field, --question-field, --id-fields"
 
 _SHOWN_PROBLEMS = 1000
 
@@ -44,14 +44,13 @@ def open_source(paths: Sequence[str], options: SourceOptions, *, stdin: IO[bytes
     Raises:
         InputError: A path cannot be read, paths do not go together, or options contradict them; all are listed.
     """
-    _check(paths, options)
-    if STDIN in paths:
+    if _STDIN in paths:
         if len(paths) > 1:
             raise InputError("- (standard input) stands alone", hint="pipe one table into it, or name files")
         if stdin is None:
             raise InputError("- (standard input) is closed", hint="pipe a table into it")
         base = os.fsencode(options.image_base_path or ".")
-        return TableSource([Found("stdin", (), STDIN, base)], options, flag_recipes(options), stdin=stdin)
+        return TableSource([Found("stdin", (), _STDIN, base)], options, _flag_recipes(options), stdin=stdin)
     found = look([os.fsencode(path) for path in paths])
     tables = [one for one in found if one.is_table]
     if not tables:
@@ -61,23 +60,23 @@ def open_source(paths: Sequence[str], options: SourceOptions, *, stdin: IO[bytes
         listed = [Problem("mixed_sources", f"read as {one.kind}", one.name) for one in found]
         raise InputError("tables and images do not go together in one run", hint="build two runs", problems=listed)
     _check_table_options(options, tables)
-    return TableSource(tables, options, flag_recipes(options))
+    return TableSource(tables, options, _flag_recipes(options))
 
 
-def _check(paths: Sequence[str], options: SourceOptions) -> None:
-    rules = {
-        "no source: give a folder, images or a table": not paths,
-        "no text to send: give a prompt, a prompt template or a question field": options.prompt is None
-        and options.prompt_template is None
-        and options.question_field is None,
-        "a prompt and a prompt template exclude each other": options.prompt is not None
-        and options.prompt_template is not None,
-        "the prompt is blank": options.prompt is not None and not options.prompt.strip(),
-        "images stand first or last": options.image_order not in {"first", "last"},
-    }
-    problems = [Problem("usage", message) for message, is_broken in rules.items() if is_broken]
-    if problems:
-        raise InputError(f"{len(problems)} option(s) are wrong", hint="vlmbatch build --help", problems=problems)
+def open_rows(rows: Iterable[Mapping[str, Any]], options: SourceOptions, *, encode: Encode) -> Source:
+    """Return the source that rows of a Python program make; relative image paths start where the program works.
+
+    Args:
+        rows: Objects with named fields; iterated once.
+        options: How rows become items.
+        encode: Makes a file of pixels that stand in an image field.
+
+    Raises:
+        InputError: They are no rows.
+    """
+    check_rows(rows)
+    found = Found(KIND, (), KIND, os.fsencode(options.image_base_path or "."))
+    return TableSource([found], options, _flag_recipes(options), memory=Memory(rows, encode))
 
 
 def _check_folder_options(options: SourceOptions) -> None:
@@ -113,7 +112,7 @@ def _check_table_options(options: SourceOptions, tables: Sequence[Found]) -> Non
         raise InputError("options that no table here heeds", hint="drop them", problems=problems)
 
 
-def flag_recipes(options: SourceOptions) -> RecipeFor:
+def _flag_recipes(options: SourceOptions) -> RecipeFor:
     """Return what the flags take from the rows of each table."""
 
     def recipe(table: Table, found: Found) -> Recipe:
@@ -143,6 +142,7 @@ class TableSource:
         options: How rows become items.
         recipe_for: What to take from the rows of a table.
         stdin: The stream of a table of kind ``stdin``.
+        memory: The rows of a table of kind ``rows``.
         allow_absolute: For each table, whether its image paths may be absolute.
     """
 
@@ -153,6 +153,7 @@ class TableSource:
         recipe_for: RecipeFor,
         *,
         stdin: IO[bytes] | None = None,
+        memory: Memory | None = None,
         allow_absolute: Sequence[bool] = (),
     ) -> None:
         self.report = SourceReport()
@@ -161,6 +162,7 @@ class TableSource:
         self._options = options
         self._recipe_for = recipe_for
         self._stdin = stdin
+        self._memory = memory
         self._allow_absolute = allow_absolute or [False] * len(tables)
         self._bases = [os.path.abspath(os.fsencode(options.image_base_path or one.base)) for one in tables]
         self._record = os.path.commonpath(self._bases)
@@ -183,8 +185,9 @@ class TableSource:
             table = self._open(found)
             try:
                 maker = self._maker(table, number, ids)
-                if len(self._tables) == 1 and isinstance(table, ArrowTable) and (count := table.count()) is not None:
-                    self.total = count * len(maker.recipe.texts)
+                if len(self._tables) == 1 and isinstance(table, ArrowTable | MemoryRows):
+                    count = table.count()
+                    self.total = None if count is None else count * len(maker.recipe.texts)
                 images = 0
                 for row in table.rows():
                     self._note_repeat(maker, table, row.line, maker.repeats(row))
@@ -201,6 +204,8 @@ class TableSource:
     def _open(self, found: Found) -> Table:
         if found.kind in {"parquet", "arrow"}:
             return ArrowTable(found.files, found.name, found.kind, self.report)
+        if self._memory is not None:
+            return MemoryRows(self._memory, self.report)
         stream = self._stdin if found.kind == "stdin" else _open_bytes(found)
         if stream is None:
             raise AssertionError("a table of kind stdin comes with its stream")
@@ -213,8 +218,8 @@ class TableSource:
         recipe = self._recipe_for(table, self._tables[number])
         problems = check_columns(table, recipe.columns)
         if problems:
-            raise InputError(f"{table.name}: columns are missing", hint=_COLUMNS_HINT, problems=problems)
-        if isinstance(table, ArrowTable):
+            raise InputError(f"{table.name}: columns are missing", hint=COLUMNS_HINT, problems=problems)
+        if isinstance(table, ArrowTable | MemoryRows):
             table.image_columns = recipe.image_columns
         root = ImageRoot(
             self._bases[number],
@@ -263,4 +268,4 @@ def _open_bytes(found: Found) -> IO[bytes]:
     try:
         return open(found.files[0], "rb", buffering=0)
     except OSError as error:
-        raise InputError(f"{found.name}: cannot be read ({error.strerror})", hint="check the path") from None
+        raise cannot_read(found.name, error) from None

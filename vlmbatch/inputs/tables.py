@@ -7,13 +7,12 @@ quote, a broken array, the wrong encoding) makes the whole table a bad one.
 from __future__ import annotations
 
 import csv
-import difflib
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from vlmbatch import jsonl
 from vlmbatch.errors import InputError, Problem
-from vlmbatch.inputs.base import RowError
+from vlmbatch.inputs.base import RowError, those_there
 from vlmbatch.inputs.strict import parse_row
 
 if TYPE_CHECKING:
@@ -46,7 +45,6 @@ class Table(Protocol):
     """A table, opened once and read once."""
 
     name: str
-    kind: str
 
     def columns(self) -> tuple[str, ...] | None:
         """Return the names of the columns, None where rows have no common ones.
@@ -82,10 +80,8 @@ def json_row(line: int, data: bytes) -> Row:
     return Row(line, jsonl.one_line(data.strip(_WHITE)), fields)
 
 
-class JsonLines:
-    """One JSON object a line; blank lines count as lines and are no rows."""
-
-    kind = "jsonl"
+class _TextTable:
+    """What tables of text have in common: the file that they are in."""
 
     def __init__(self, file: TextFile) -> None:
         self._file = file
@@ -93,8 +89,13 @@ class JsonLines:
         self.sha256 = file.sha256
         self.close = file.close
 
-    def columns(self) -> None:
+    def columns(self) -> tuple[str, ...] | None:
         """Return None: each row has its own fields."""
+        return None
+
+
+class JsonLines(_TextTable):
+    """One JSON object a line; blank lines count as lines and are no rows."""
 
     def rows(self) -> Iterator[Row]:
         """Yield the rows (see :class:`Table`)."""
@@ -109,19 +110,8 @@ class JsonLines:
             yield json_row(number, line)
 
 
-class JsonArray:
+class JsonArray(_TextTable):
     """One JSON array of objects, walked element by element; a .json file may also hold one object a line."""
-
-    kind = "json"
-
-    def __init__(self, file: TextFile) -> None:
-        self._file = file
-        self.name = file.name
-        self.sha256 = file.sha256
-        self.close = file.close
-
-    def columns(self) -> None:
-        """Return None: each row has its own fields."""
 
     def rows(self) -> Iterator[Row]:
         """Yield the elements (see :class:`Table`)."""
@@ -251,7 +241,7 @@ def sniff(header: str) -> str:
     return max(_DELIMITERS, key=bare.count)
 
 
-class Delimited:
+class Delimited(_TextTable):
     """CSV or TSV with a header; every cell is the text that it is.
 
     Args:
@@ -261,11 +251,7 @@ class Delimited:
     """
 
     def __init__(self, file: TextFile, kind: str, delimiter: str | None = None) -> None:
-        self._file = file
-        self.name = file.name
-        self.kind = kind
-        self.sha256 = file.sha256
-        self.close = file.close
+        super().__init__(file)
         self._delimiter = delimiter or ("\t" if kind == "tsv" else None)
         self._lines_before = 0
         self._header: tuple[str, ...] | None = None
@@ -358,14 +344,12 @@ def _chain(first: str, rest: Iterator[str]) -> Iterator[str]:
 
 
 def check_columns(table: Table, wanted: Sequence[str]) -> list[Problem]:
-    """Return a problem for each wanted column that a table with a header lacks, with the nearest name."""
+    """Return a problem for each wanted column that a table with a header lacks."""
     columns = table.columns()
     if not columns:
         return []
-    problems = []
-    for field in dict.fromkeys(wanted):
-        if field not in columns:
-            near = difflib.get_close_matches(field, columns, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else f"; there are: {', '.join(map(repr, columns))}"
-            problems.append(Problem("no_column", f"no column {field!r}{hint}", table.name))
-    return problems
+    return [
+        Problem("no_column", f"no column {field!r}; {those_there(field, columns)}", table.name)
+        for field in dict.fromkeys(wanted)
+        if field not in columns
+    ]

@@ -47,7 +47,7 @@ _RENDER_ERRORS = (
 )
 """What an expression of a template can raise: its own errors, and Python's for what it does with a row's values."""
 
-ALL_IMAGES = ("image", "images")
+_ALL_IMAGES = ("image", "images")
 """Names that stand for all images of a row, unless an input has the name."""
 
 
@@ -201,7 +201,7 @@ class TemplateText:
         self.output = output
         self._template, self.names = compile_template(source, where)
         self._images_first = images_first
-        self._ours = {"row", *ALL_IMAGES} - {*text_names}
+        self._ours = {"row", *_ALL_IMAGES} - {*text_names}
         self._places = bool(self.names & ({*image_names} | (self._ours - {"row"})))
 
     def parts(self, row: Mapping[str, Any], images: Mapping[str, Sequence[int]]) -> Parts:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, Protocol
 
-from vlmbatch.inputs.base import RowError, describe
+from vlmbatch.inputs.base import RowError, describe, those_there
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -59,9 +59,7 @@ def field_of(row: Mapping[str, Any], field: str, code: str) -> Any:
     try:
         return row[field]
     except KeyError:
-        there = ", ".join(map(repr, row)) or "none"
-        there = there if len(there) <= 200 else f"{there[:200]}…"
-        raise RowError(code, f"no field {field!r}; there are: {there}") from None
+        raise RowError(code, f"no field {field!r}", aside=those_there(field, tuple(row))) from None
 
 
 class PlainText:
@@ -75,7 +73,7 @@ class PlainText:
 
     output = ""
 
-    def __init__(self, prompt: str | None, question_field: str | None, *, images_first: bool = True) -> None:
+    def __init__(self, prompt: str | None, question_field: str | None, *, images_first: bool) -> None:
         self._prompt = prompt
         self._field = question_field
         self._images_first = images_first

@@ -29,14 +29,13 @@ _REGISTRY: dict[str, Provider] = {
 _BY_PATH: dict[tuple[str, str], Provider] = {(RESPONSES_PROVIDER.name, "responses"): RESPONSES_PROVIDER}
 """Providers with a second wire format: it is chosen by the last segment of the endpoint's path."""
 
-
-_FAMILIES = {"claude-": MESSAGES_PROVIDER.name, "gemini-": GEMINI_PROVIDER.name}
+_MAKERS = {"claude-": MESSAGES_PROVIDER.name, "gemini-": GEMINI_PROVIDER.name}
 """Beginnings of model names that one provider alone gives."""
 
 
 def maker(model: str) -> str | None:
     """Return the provider whose name a model bears, None where the name does not tell."""
-    return next((provider for start, provider in _FAMILIES.items() if model.startswith(start)), None)
+    return next((provider for start, provider in _MAKERS.items() if model.startswith(start)), None)
 
 
 def names() -> tuple[str, ...]:

@@ -88,12 +88,6 @@ class Adapter:
         )
 
 
-def bearer(key: str | None, frozen_headers: Mapping[str, str]) -> dict[str, str]:
-    """Return JSON headers with a bearer key, where there is one."""
-    auth = {} if key is None else {"authorization": f"Bearer {key}"}
-    return {"content-type": "application/json", **frozen_headers, **auth}
-
-
 def listed_names(body: Any, *keys: str) -> list[str]:
     """Return the names in a list of models: of each entry the first of these keys that holds text."""
     entries = as_list(body) or next((as_list(value) for value in as_dict(body).values() if as_list(value)), [])

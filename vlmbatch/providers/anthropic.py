@@ -34,17 +34,17 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 MESSAGES = "/v1/messages"
-VERSION = "2026-10-21"
-VERSION_WITH_SAMPLING = "2023-06-01"
+_VERSION = "2026-10-21"
+_VERSION_WITH_SAMPLING = "2023-06-01"
 """The version under which temperature and top_p are still accepted (by the models that take them)."""
 
 EFFORTS = ("low", "medium", "high", "xhigh", "max")
 _LEAST_TOP_P_THINKING = 0.95
 _ONE_SAMPLER = (4, 1)
 """The first version that refuses temperature and top_p together."""
-MIN_BUDGET = 1024
-MAX_OPTIONAL = 24
-MAX_UNIONS = 16
+_MIN_BUDGET = 1024
+_MAX_OPTIONAL = 24
+_MAX_UNIONS = 16
 _THINKS_BY_ITSELF = (4, 7)
 """The first version that takes neither sampling fields nor a thinking budget."""
 
@@ -167,12 +167,12 @@ class Messages(Adapter):
     def frozen_headers(self, ask: Ask) -> dict[str, str]:
         """Return the API version: it decides which fields are legal and how thinking behaves."""
         has_sampling = bool(_sampling(ask)) or {"temperature", "top_p", "top_k"} & set(ask.extra_body)
-        return {"anthropic-version": VERSION_WITH_SAMPLING if has_sampling else VERSION}
+        return {"anthropic-version": _VERSION_WITH_SAMPLING if has_sampling else _VERSION}
 
     def headers(self, key: str | None, frozen_headers: Mapping[str, str]) -> dict[str, str]:
         """Return the headers of a request."""
         auth = {} if key is None else {"x-api-key": key}
-        return {"content-type": "application/json", "anthropic-version": VERSION, **frozen_headers, **auth}
+        return {"content-type": "application/json", "anthropic-version": _VERSION, **frozen_headers, **auth}
 
     def models_call(self) -> Call | None:
         """Describe the request that lists models."""
@@ -275,8 +275,8 @@ def _wrong_with_budget(ask: Ask, budget: int, model: ModelName) -> list[str]:
     if not model.is_classic:
         return [f"{ask.model} takes no budget (400 from Claude 4.7 on); use --reasoning-effort"]
     most = ask.max_tokens
-    if budget < MIN_BUDGET or (most is not None and budget >= most):
-        return [f"{budget:,}: at least {MIN_BUDGET:,}, and less than --max-tokens"]
+    if budget < _MIN_BUDGET or (most is not None and budget >= most):
+        return [f"{budget:,}: at least {_MIN_BUDGET:,}, and less than --max-tokens"]
     return []
 
 
@@ -295,7 +295,7 @@ def _check_schema(ask: Ask) -> list[Problem]:
         len(set(as_dict(node.get("properties"))) - set(as_list(node.get("required")))) for _, node in objects
     )
     unions = sum("anyOf" in node or isinstance(node.get("type"), list) for _, node in schemas)
-    for count, most, what in ((optional, MAX_OPTIONAL, "optional properties"), (unions, MAX_UNIONS, "unions")):
+    for count, most, what in ((optional, _MAX_OPTIONAL, "optional properties"), (unions, _MAX_UNIONS, "unions")):
         if count > most:
             problems.append(Problem("option", f"{count} {what}; the limit is {most}", where="--json-schema"))
     return problems
@@ -334,7 +334,6 @@ def _read_message(body: dict[str, Any]) -> Reading:
         ended=ended,
         finish_reason=finish_reason,
         usage=usage,
-        usage_raw=body.get("usage"),
         model=as_text(body.get("model")),
         notes=tuple(notes),
     )

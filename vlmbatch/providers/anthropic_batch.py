@@ -9,7 +9,6 @@ from vlmbatch.providers.base_batch import (
     LIST_SIZE,
     Batch,
     BatchApi,
-    Page,
     Phase,
     ResultFile,
     Steps,
@@ -19,7 +18,7 @@ from vlmbatch.providers.base_batch import (
     in_path,
     multipart,
 )
-from vlmbatch.providers.common import as_count, as_dict, as_list, as_text
+from vlmbatch.providers.common import as_count, as_dict, as_text
 
 if TYPE_CHECKING:
     from vlmbatch.providers.base_batch import Tag
@@ -82,12 +81,6 @@ class MessageBatches(BatchApi):
     def list(self, after: str) -> Call:
         """Describe GET of a page."""
         return Call("GET", f"{_PATH}?limit={LIST_SIZE}" + (f"&after_id={in_path(after)}" if after else ""))
-
-    def read_page(self, body: Any) -> Page:
-        """Read a page of message batch objects."""
-        value = as_dict(body)
-        batches = [self.read(one) for one in as_list(value.get("data"))]
-        return Page(batches, batches[-1].id if batches and value.get("has_more") is True else "")
 
     def cancel(self, batch_id: str) -> Call:
         """Describe POST of the cancellation."""

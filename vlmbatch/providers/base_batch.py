@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar
 from urllib.parse import quote, urlsplit
 
 from vlmbatch.errors import InputError
+from vlmbatch.providers.common import as_dict, as_list
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -231,9 +232,11 @@ class BatchApi(ABC):
     def list(self, after: str) -> Call:
         """Describe how to ask for a page of jobs, newest first."""
 
-    @abstractmethod
     def read_page(self, body: Any) -> Page:
-        """Read such a page."""
+        """Read such a page: ``data`` and ``has_more``, in the words that most providers have for it."""
+        value = as_dict(body)
+        batches = [self.read(one) for one in as_list(value.get("data"))]
+        return Page(batches, batches[-1].id if batches and value.get("has_more") is True else "")
 
     @abstractmethod
     def cancel(self, batch_id: str) -> Call:

@@ -36,7 +36,7 @@ FILTER_CODES = frozenset(
 )
 """Error codes that say the content was declined: a refusal, whatever the HTTP status."""
 
-MONEY_CODES = frozenset(
+_MONEY_CODES = frozenset(
     {
         "insufficient_quota",
         "billing_hard_limit_reached",
@@ -116,7 +116,7 @@ def is_ok(status_code: int | None) -> bool:
     return status_code is None or status_code in _OK
 
 
-def find_error(body: Any) -> Any:
+def _find_error(body: Any) -> Any:
     """Return the error object (or its bare text) inside a body, None where the body reports none."""
     found = None
     for _ in range(_NESTED):
@@ -141,7 +141,7 @@ def read_fault(status_code: int | None, body: Any) -> Fault | None:
         status_code: HTTP status, None where a batch line told none.
         body: Parsed JSON, text, bytes or None.
     """
-    error = find_error(body)
+    error = _find_error(body)
     if error is None and is_ok(status_code):
         return None
     if not isinstance(error, dict):
@@ -246,5 +246,5 @@ def ends_run(status_code: int | None, body: Any) -> str | None:
 
 def _is_money(fault: Fault) -> bool:
     """Tell whether an error is about an account without credit, whatever status and code it comes under."""
-    by_code = fault.status == _PAYMENT_REQUIRED or bool(MONEY_CODES.intersection(fault.codes))
+    by_code = fault.status == _PAYMENT_REQUIRED or bool(_MONEY_CODES.intersection(fault.codes))
     return by_code or _MONEY_WORDS.search(fault.message) is not None

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 API = "v1beta"
 LEVELS = ("minimal", "low", "medium", "high", "xhigh")
-SINGLE_ANSWER_TOKENS = 32_768
+_SINGLE_ANSWER_TOKENS = 32_768
 """Output tokens of one plain answer of gemini-4-argon; beyond them it ends as CONTINUATION."""
 
 FINISH_REASONS = {
@@ -146,8 +146,8 @@ class Gemini(Adapter):
         found, warnings = _check_thinking(ask)
         if (ask.temperature is not None or ask.top_p is not None) and (_major(ask.model) or 0) >= 4:
             warnings.append("--temperature and --top-p are deprecated since 2026-07-21; this model may refuse them")
-        if "gemini-4-argon" in ask.model and (ask.max_tokens or 0) > SINGLE_ANSWER_TOKENS:
-            warnings.append(f"--max-tokens: one answer of {ask.model} ends at {SINGLE_ANSWER_TOKENS:,} tokens anyway")
+        if "gemini-4-argon" in ask.model and (ask.max_tokens or 0) > _SINGLE_ANSWER_TOKENS:
+            warnings.append(f"--max-tokens: one answer of {ask.model} ends at {_SINGLE_ANSWER_TOKENS:,} tokens anyway")
         return problems + found, warnings
 
     def url(self, ask: Ask) -> str:
@@ -347,7 +347,6 @@ def _read_content(body: dict[str, Any], status_code: int | None) -> Reading:
         ended=ended,
         finish_reason=finish_reason,
         usage=usage,
-        usage_raw=body.get("usageMetadata"),
         image_tokens=image_tokens,
         model=as_text(body.get("modelVersion")),
         error=error,

@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
     from vlmbatch.records import ImageFacts
 
-SHARD_MAX_BYTES = 90_000_000
-SHARD_MAX_REQUESTS = 50_000
+_SHARD_MAX_BYTES = 90_000_000
+_SHARD_MAX_REQUESTS = 50_000
 _HEADROOM = 0.75
 """Share of a provider's file limit that a shard may fill: the limit's unit and what is counted are never quite sure."""
 
-OVERRIDABLE = tuple(name for name in Limits._fields if name != "warn")
+_OVERRIDABLE = tuple(name for name in Limits._fields if name != "warn")
 
 SENTENCES = {
     "animated": "image(s) have several frames; only the first is looked at, as far as known",
@@ -69,13 +69,13 @@ def _dated(provider: str, model: str) -> Limits:
             # A list or a truth value is what it is; only a number can be a threshold for a warning.
             is_threshold = isinstance(row.value, int) and not isinstance(row.value, bool)
             (warned if is_threshold and row.act == "warn" else refused)[row.name] = row.value
-    known: dict[str, Any] = {name: refused.get(name) for name in OVERRIDABLE}
+    known: dict[str, Any] = {name: refused.get(name) for name in _OVERRIDABLE}
     known["media_types"] = frozenset(refused["media_types"])
     known["animated"] = bool(known["animated"])
     return Limits(**known, warn=warned)
 
 
-def limits_for(provider: str, model: str, override: Mapping[str, Any] | None = None) -> Limits:
+def limits_for(provider: str, model: str, override: Mapping[str, Any] | None) -> Limits:
     """Return the limits that hold for a model, the user's own values laid over the dated ones.
 
     Args:
@@ -89,10 +89,10 @@ def limits_for(provider: str, model: str, override: Mapping[str, Any] | None = N
     dated = _dated(provider, model)
     if not override:
         return dated
-    unknown = sorted(set(override) - set(OVERRIDABLE))
+    unknown = sorted(set(override) - set(_OVERRIDABLE))
     if unknown:
         raise InputError(
-            f"there is no limit named {', '.join(unknown)}", hint=f"the limits are {', '.join(OVERRIDABLE)}"
+            f"there is no limit named {', '.join(unknown)}", hint=f"the limits are {', '.join(_OVERRIDABLE)}"
         )
     values = dict(override)
     if "media_types" in values:
@@ -104,10 +104,10 @@ def limits_for(provider: str, model: str, override: Mapping[str, Any] | None = N
 
 def shard_limits(limits: Limits) -> tuple[int, int]:
     """Return bytes and requests at which a shard is cut: one default, less where a provider's job takes less."""
-    max_bytes = SHARD_MAX_BYTES
+    max_bytes = _SHARD_MAX_BYTES
     if limits.batch_file_bytes is not None:
         max_bytes = min(max_bytes, int(limits.batch_file_bytes * _HEADROOM))
-    return max_bytes, min(SHARD_MAX_REQUESTS, limits.batch_requests or SHARD_MAX_REQUESTS)
+    return max_bytes, min(_SHARD_MAX_REQUESTS, limits.batch_requests or _SHARD_MAX_REQUESTS)
 
 
 def check_request(request_bytes: int, limits: Limits) -> list[Problem]:

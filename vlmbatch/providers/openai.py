@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from vlmbatch.errors import Problem
 from vlmbatch.providers import failures
 from vlmbatch.providers import openai_families as families
-from vlmbatch.providers.adapter import Adapter, bearer, listed_names
-from vlmbatch.providers.base import Ask, BatchLine, Call, Part
 from vlmbatch.providers.common import (
     as_count,
     as_dict,
@@ -29,14 +27,15 @@ from vlmbatch.providers.common import (
     note_zero,
     split_think,
 )
-from vlmbatch.providers.openai_common import KEYS, URL, check_strict, data_uri, read_batch_line, strict_format
+from vlmbatch.providers.openai_common import KEYS, URL, OpenAIWire, check_strict, data_uri, strict_format
 from vlmbatch.records import Ended, ErrorInfo, Reading, Usage
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-CHAT = "/v1/chat/completions"
-LIMIT_FIELDS = ("max_completion_tokens", "max_tokens", "max_new_tokens")
+    from vlmbatch.providers.base import Ask, Part
+
+_LIMIT_FIELDS = ("max_completion_tokens", "max_tokens", "max_new_tokens")
 """Where the output limit may stand in a body: the at-cap rule has to find it again."""
 
 FINISH_REASONS = {
@@ -66,7 +65,7 @@ _REFUSED_EXTRA = {
 
 
 @dataclass(frozen=True, slots=True)
-class ChatServer(Adapter):
+class ChatServer(OpenAIWire):
     """A server that speaks OpenAI chat completions; what sets it apart are the fields.
 
     Attributes:
@@ -81,6 +80,7 @@ class ChatServer(Adapter):
     reads_detail: bool = True
     has_openai_models: bool = True
     wire: ClassVar[str] = "openai-chat"
+    path: ClassVar[str] = "/v1/chat/completions"
 
     def supported_params(self) -> frozenset[str]:
         """Return what :class:`Ask` may set here."""
@@ -103,14 +103,10 @@ class ChatServer(Adapter):
         if ask.thinking_budget is not None and not self.budget_field:
             instead = "use --reasoning-effort, or the server's own field by --extra-body"
             problems.append(no_such_option(self.name, "--thinking-budget", instead))
-        if ask.max_tokens_field and ask.max_tokens_field not in LIMIT_FIELDS:
-            taken = f"{ask.max_tokens_field!r} is none of {', '.join(LIMIT_FIELDS)}"
+        if ask.max_tokens_field and ask.max_tokens_field not in _LIMIT_FIELDS:
+            taken = f"{ask.max_tokens_field!r} is none of {', '.join(_LIMIT_FIELDS)}"
             problems.append(Problem("option", taken, where="--max-tokens-field"))
         return problems + check_path(ask, "/chat/completions", "chat completions")
-
-    def url(self, ask: Ask) -> str:
-        """Return the endpoint's path."""
-        return ask.url or CHAT
 
     def params(self, ask: Ask) -> dict[str, Any]:
         """Return the body without model and messages."""
@@ -150,25 +146,9 @@ class ChatServer(Adapter):
         detail = {} if ask.detail is None else {"detail": ask.detail}
         return {"type": "image_url", "image_url": {"url": data_uri(part), **detail}}
 
-    def line(self, custom_id: str, inner: Any, ask: Ask) -> dict[str, Any]:
-        """Return one batch line."""
-        return {"custom_id": custom_id, "method": "POST", "url": self.url(ask), "body": inner}
-
-    def headers(self, key: str | None, frozen_headers: Mapping[str, str]) -> dict[str, str]:
-        """Return the headers of a request."""
-        return bearer(key, frozen_headers)
-
-    def models_call(self) -> Call | None:
-        """Describe the request that lists models."""
-        return Call("GET", "/v1/models")
-
-    def read_models(self, body: Any) -> list[str]:
-        """Return the model names of such a list."""
-        return listed_names(body, "id", "name")
-
     def max_tokens(self, body: Mapping[str, Any]) -> int | None:
         """Return the output limit; the smallest where several stand there."""
-        limits = [limit for limit in (as_count(body.get(field)) for field in LIMIT_FIELDS) if limit is not None]
+        limits = [limit for limit in (as_count(body.get(field)) for field in _LIMIT_FIELDS) if limit is not None]
         return min(limits, default=None)
 
     def read(self, status_code: int | None, body: Any) -> Reading:
@@ -179,10 +159,6 @@ class ChatServer(Adapter):
         if not isinstance(body, dict) or "choices" not in body:
             return failures.not_an_answer(status_code, body)
         return _read_choice(body, status_code)
-
-    def read_batch_line(self, value: Mapping[str, Any]) -> BatchLine:
-        """Read one line of a batch's output or error file, or of ``vllm run-batch``."""
-        return read_batch_line(value)
 
 
 # --- reading a choice ----------------------------------------------------------------------------------------
@@ -216,10 +192,9 @@ def _read_choice(body: dict[str, Any], status_code: int | None) -> Reading:
         ended=ended,
         finish_reason=finish_reason,
         usage=usage,
-        usage_raw=body.get("usage"),
         image_tokens=image_tokens,
         model=as_text(body.get("model")),
-        fingerprint=as_text(body.get("system_fingerprint")),
+        system_fingerprint=as_text(body.get("system_fingerprint")),
         error=error,
         notes=tuple(notes),
     )

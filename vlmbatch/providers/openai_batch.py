@@ -11,7 +11,6 @@ from vlmbatch.providers.base_batch import (
     LIST_SIZE,
     Batch,
     BatchApi,
-    Page,
     Phase,
     ResultFile,
     Steps,
@@ -90,12 +89,6 @@ class FilesAndBatches(BatchApi):
     def list(self, after: str) -> Call:
         """Describe GET of a page."""
         return Call("GET", f"/v1/batches?limit={LIST_SIZE}" + (f"&after={in_path(after)}" if after else ""))
-
-    def read_page(self, body: Any) -> Page:
-        """Read a page of batch objects."""
-        value = as_dict(body)
-        batches = [self.read(one) for one in as_list(value.get("data"))]
-        return Page(batches, batches[-1].id if batches and value.get("has_more") is True else "")
 
     def cancel(self, batch_id: str) -> Call:
         """Describe POST of the cancellation."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from vlmbatch.providers.adapter import no_result
-from vlmbatch.providers.base import Ask, BatchLine, ImagePart
+from vlmbatch.providers.adapter import Adapter, listed_names, no_result
+from vlmbatch.providers.base import Ask, BatchLine, Call, ImagePart
 from vlmbatch.providers.common import as_count, as_dict, as_text, strict_misfits
 
 if TYPE_CHECKING:
@@ -13,7 +14,43 @@ if TYPE_CHECKING:
 
 URL = "https://api.openai.com/v1"
 KEYS = ("OPENAI_API_KEY",)
-SCHEMA_NAME = "answer"
+_SCHEMA_NAME = "answer"
+
+
+@dataclass(frozen=True, slots=True)
+class OpenAIWire(Adapter):
+    """What the two formats do alike.
+
+    Attributes:
+        path: The endpoint's path, where the user names none.
+    """
+
+    path: ClassVar[str]
+
+    def url(self, ask: Ask) -> str:
+        """Return the endpoint's path."""
+        return ask.url or self.path
+
+    def line(self, custom_id: str, inner: Any, ask: Ask) -> dict[str, Any]:
+        """Return one batch line."""
+        return {"custom_id": custom_id, "method": "POST", "url": self.url(ask), "body": inner}
+
+    def headers(self, key: str | None, frozen_headers: Mapping[str, str]) -> dict[str, str]:
+        """Return the headers of a request."""
+        auth = {} if key is None else {"authorization": f"Bearer {key}"}
+        return {"content-type": "application/json", **frozen_headers, **auth}
+
+    def models_call(self) -> Call | None:
+        """Describe the request that lists models."""
+        return Call("GET", "/v1/models")
+
+    def read_models(self, body: Any) -> list[str]:
+        """Return the model names of such a list; some servers have names alone."""
+        return listed_names(body, "id", "name")
+
+    def read_batch_line(self, value: Mapping[str, Any]) -> BatchLine:
+        """Read one line of a batch's output or error file, or of ``vllm run-batch``."""
+        return _read_batch_line(value)
 
 
 def data_uri(part: ImagePart) -> str:
@@ -23,7 +60,7 @@ def data_uri(part: ImagePart) -> str:
 
 def strict_format(schema: dict[str, Any]) -> dict[str, Any]:
     """Return a schema in the form of structured output: strict where it lies in the strict subset."""
-    return {"name": SCHEMA_NAME, "schema": schema, "strict": not strict_misfits(schema)}
+    return {"name": _SCHEMA_NAME, "schema": schema, "strict": not strict_misfits(schema)}
 
 
 def check_strict(ask: Ask) -> list[str]:
@@ -36,7 +73,7 @@ def check_strict(ask: Ask) -> list[str]:
     return [f"--json-schema is sent without strict: {why}; collect checks the answers against it all the same"]
 
 
-def read_batch_line(value: Mapping[str, Any]) -> BatchLine:
+def _read_batch_line(value: Mapping[str, Any]) -> BatchLine:
     """Read one line of the OpenAI batch format; ``response`` null means that the request never ran."""
     custom_id = value.get("custom_id")
     custom_id = custom_id if isinstance(custom_id, str) else None

@@ -51,7 +51,7 @@ _FAMILIES = (
 _ANY = Family(".*", None, "always", is_sure=False)
 
 
-def family_of(model: str) -> Family:
+def _family_of(model: str) -> Family:
     """Return what is known of a model, by its name."""
     name = model.rpartition("/")[2].removeprefix("ft:").partition(":")[0]
     return next((family for family in _FAMILIES if re.fullmatch(family.models, name)), _ANY)
@@ -59,12 +59,12 @@ def family_of(model: str) -> Family:
 
 def is_reasoning(model: str) -> bool:
     """Tell whether a model reasons, so that it takes its output limit only as ``max_completion_tokens``."""
-    return family_of(model).default_effort is not None
+    return _family_of(model).default_effort is not None
 
 
-def drops_sampling(ask: Ask) -> bool:
+def _drops_sampling(ask: Ask) -> bool:
     """Tell whether temperature and top_p have to be left out: the model refuses them as it is asked."""
-    family = family_of(ask.model)
+    family = _family_of(ask.model)
     if family.sampling == "without_reasoning":
         return (ask.reasoning_effort or family.default_effort) != "none"
     return family.sampling == "never"
@@ -73,13 +73,13 @@ def drops_sampling(ask: Ask) -> bool:
 def sampling(ask: Ask, *, obey: bool = True) -> dict[str, float]:
     """Return temperature and top_p as they go into the body; ``obey``: as far as the model's family takes them."""
     asked = {"temperature": ask.temperature, "top_p": ask.top_p}
-    is_dropped = obey and drops_sampling(ask)
+    is_dropped = obey and _drops_sampling(ask)
     return {} if is_dropped else {name: value for name, value in asked.items() if value is not None}
 
 
 def check_sampling(ask: Ask) -> list[str]:
     """Return a warning for each sampling option that is left out."""
-    if not drops_sampling(ask):
+    if not _drops_sampling(ask):
         return []
     flags = [flag for flag, value in (("--temperature", ask.temperature), ("--top-p", ask.top_p)) if value is not None]
     return [f"{flag} is left out: {ask.model} refuses it while it reasons" for flag in flags]
@@ -87,7 +87,7 @@ def check_sampling(ask: Ask) -> list[str]:
 
 def check_effort(ask: Ask) -> tuple[list[Problem], list[str]]:
     """Check the effort against what the model is documented to take."""
-    effort, family = ask.reasoning_effort, family_of(ask.model)
+    effort, family = ask.reasoning_effort, _family_of(ask.model)
     if effort is None:
         return [], []
     legal = family.efforts or EFFORTS

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from vlmbatch.errors import Problem
 from vlmbatch.providers import failures
 from vlmbatch.providers import openai_families as families
-from vlmbatch.providers.adapter import Adapter, bearer, listed_names
-from vlmbatch.providers.base import Ask, BatchLine, Call, Part
 from vlmbatch.providers.common import (
     as_count,
     as_dict,
@@ -23,13 +21,13 @@ from vlmbatch.providers.common import (
     no_such_option,
     note_zero,
 )
-from vlmbatch.providers.openai_common import KEYS, URL, check_strict, data_uri, read_batch_line, strict_format
+from vlmbatch.providers.openai_common import KEYS, URL, OpenAIWire, check_strict, data_uri, strict_format
 from vlmbatch.records import Ended, ErrorInfo, ErrorType, Reading, Usage, no_usage
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-RESPONSES = "/v1/responses"
+    from vlmbatch.providers.base import Ask, Part
 
 FINISH_REASONS = {
     "completed": Ended.STOP,
@@ -56,10 +54,11 @@ _REFUSED_EXTRA = {
 
 
 @dataclass(frozen=True, slots=True)
-class Responses(Adapter):
+class Responses(OpenAIWire):
     """OpenAI's responses endpoint."""
 
     wire: ClassVar[str] = "openai-responses"
+    path: ClassVar[str] = "/v1/responses"
 
     def supported_params(self) -> frozenset[str]:
         """Return what :class:`Ask` may set here."""
@@ -76,10 +75,6 @@ class Responses(Adapter):
             problems.append(Problem("option", "the field is max_output_tokens here", where="--max-tokens-field"))
         found, warnings = families.check_effort(ask)
         return problems + found, warnings + families.check_sampling(ask) + check_strict(ask)
-
-    def url(self, ask: Ask) -> str:
-        """Return the endpoint's path."""
-        return ask.url or RESPONSES
 
     def params(self, ask: Ask) -> dict[str, Any]:
         """Return the body without model, instructions and input."""
@@ -101,22 +96,6 @@ class Responses(Adapter):
         body = {**self.params(ask), "model": ask.model, "input": [{"role": "user", "content": content}]}
         return body if ask.system is None else {**body, "instructions": ask.system}
 
-    def line(self, custom_id: str, inner: Any, ask: Ask) -> dict[str, Any]:
-        """Return one batch line."""
-        return {"custom_id": custom_id, "method": "POST", "url": self.url(ask), "body": inner}
-
-    def headers(self, key: str | None, frozen_headers: Mapping[str, str]) -> dict[str, str]:
-        """Return the headers of a request."""
-        return bearer(key, frozen_headers)
-
-    def models_call(self) -> Call | None:
-        """Describe the request that lists models."""
-        return Call("GET", "/v1/models")
-
-    def read_models(self, body: Any) -> list[str]:
-        """Return the model names of such a list."""
-        return listed_names(body, "id")
-
     def max_tokens(self, body: Mapping[str, Any]) -> int | None:
         """Return the output limit."""
         return as_count(body.get("max_output_tokens"))
@@ -126,10 +105,6 @@ class Responses(Adapter):
         if failures.is_ok(status_code) and isinstance(body, dict) and _is_response(body):
             return _read_response(body, status_code)
         return failures.read_failure(status_code, body) or failures.not_an_answer(status_code, body)
-
-    def read_batch_line(self, value: Mapping[str, Any]) -> BatchLine:
-        """Read one line of a batch's output or error file."""
-        return read_batch_line(value)
 
 
 RESPONSES_PROVIDER = Responses("openai", URL, KEYS, takes_file_ids=True)
@@ -176,7 +151,6 @@ def _read_response(body: dict[str, Any], status_code: int | None) -> Reading:
         ended=ended,
         finish_reason=finish_reason,
         usage=_read_usage(body.get("usage"), notes),
-        usage_raw=body.get("usage"),
         model=as_text(body.get("model")),
         error=error,
         notes=tuple(notes),

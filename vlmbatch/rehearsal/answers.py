@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 AnswerFault = Literal["refusal", "truncated", "empty", "empty_at_cap", "invalid_json"]
 
-COLOURS: Final[dict[str, tuple[int, int, int]]] = {
+_COLOURS: Final[dict[str, tuple[int, int, int]]] = {
     "black": (0, 0, 0),
     "white": (255, 255, 255),
     "grey": (128, 128, 128),
@@ -43,7 +43,7 @@ COLOURS: Final[dict[str, tuple[int, int, int]]] = {
     "brown": (120, 75, 40),
     "beige": (235, 215, 180),
 }
-CAP_FAULTS: Final = frozenset({"truncated", "empty_at_cap"})
+_CAP_FAULTS: Final = frozenset({"truncated", "empty_at_cap"})
 _SAMPLE_PX = 24
 _DRAFT_PX = 96
 
@@ -97,9 +97,9 @@ def _dominant_colour(image: Image.Image) -> str:
     flat.paste(opaque, mask=opaque.getchannel("A"))
     small = flat.resize((_SAMPLE_PX, _SAMPLE_PX), Pillow.Resampling.BOX, reducing_gap=2.0)
     palette = Pillow.new("P", (1, 1))
-    palette.putpalette([channel for colour in COLOURS.values() for channel in colour])
-    counts = small.quantize(palette=palette, dither=Pillow.Dither.NONE).histogram()[: len(COLOURS)]
-    return list(COLOURS)[counts.index(max(counts))]
+    palette.putpalette([channel for colour in _COLOURS.values() for channel in colour])
+    counts = small.quantize(palette=palette, dither=Pillow.Dither.NONE).histogram()[: len(_COLOURS)]
+    return list(_COLOURS)[counts.index(max(counts))]
 
 
 def text_tokens(text: str) -> int:
@@ -128,7 +128,7 @@ def compose(asked: Asked, looks: Sequence[Look], digest: str, *, bill: int, faul
     wanted, thought = text_tokens(text), asked.reasoning_tokens
     room = wanted if asked.max_tokens is None else max(asked.max_tokens - thought, 0)
     room = 0 if fault == "empty_at_cap" else min(room, wanted // 2) if fault == "truncated" else room
-    if room >= wanted and fault not in CAP_FAULTS:
+    if room >= wanted and fault not in _CAP_FAULTS:
         return replace(answer, text=text, output_tokens=thought + wanted, reasoning_tokens=thought)
     # Whoever stops at the limit is billed the limit; where nothing was said, all of it was reasoning.
     text = _cut(text, room)

@@ -41,11 +41,11 @@ class Canvas:
         """Draw a line through some points."""
         self._draw.line([_scaled(p) for p in points], fill=fill, width=round(width * _SCALE), joint="curve")
 
-    def dashes(self, y: float, left: float, right: float, fill: str = FAINT) -> None:
+    def dashes(self, y: float, left: float, right: float) -> None:
         """Draw a dashed horizontal line."""
         x = left
         while x < right:
-            self.line([(x, y), (min(x + 6, right), y)], fill)
+            self.line([(x, y), (min(x + 6, right), y)], FAINT)
             x += 11
 
     def box(

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from vlmbatch.rehearsal.wires.base import Wire
 
 _KEPT_REPLIES = 4096
-FALLBACK_SCHEME = "openai-tile"
+_FALLBACK_SCHEME = "openai-tile"
 """How pictures are billed for a model that no row of the token table is for."""
 
 HTML = b"<!doctype html><html><head><title>Bad gateway</title></head><body>Please try again later.</body></html>"
@@ -125,7 +125,7 @@ def image_tokens(asked: Asked, width: int, height: int) -> int:
     Raises:
         BadImage: The model's own processor refuses pictures of such a shape.
     """
-    scheme = tokens.pick(asked.model, detail=asked.detail) or tokens.pick(asked.model, FALLBACK_SCHEME)
+    scheme = tokens.pick(asked.model, detail=asked.detail) or tokens.pick(asked.model, _FALLBACK_SCHEME)
     counted = scheme.count(width, height) if scheme else tokens.ImageTokens(0, "")
     if counted.refused:
         raise BadImage(counted.refused)

@@ -8,7 +8,6 @@ import socket
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from aiohttp import web
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
 
     from vlmbatch.rehearsal.wires.base import Wire
 
+_HOST = "127.0.0.1"
 _MAX_BODY_BYTES = 1 << 30
 _WORKERS = 2
 _VERSION = "anthropic-version"
@@ -152,22 +152,13 @@ async def _health(_: web.Request) -> web.StreamResponse:
 
 
 @contextlib.contextmanager
-def serve(
-    faults: Faults | None = None,
-    *,
-    seed: int | None = None,
-    models: Sequence[str] = (),
-    host: str = "127.0.0.1",
-    port: int = 0,
-) -> Iterator[Server]:
-    """Run a rehearsal provider for as long as the block lasts.
+def serve(faults: Faults | None = None, *, models: Sequence[str] = (), port: int = 0) -> Iterator[Server]:
+    """Run a rehearsal provider on 127.0.0.1 for as long as the block lasts.
 
     Args:
         faults: How to misbehave; None = not at all.
-        seed: Takes the place of the faults' own seed.
         models: The models there are, for the model list; others are answered with 404. None = every model is served
             and there is no list.
-        host: A loopback address.
         port: 0 = a free one.
 
     Yields:
@@ -176,10 +167,9 @@ def serve(
     Raises:
         OSError: The port is taken.
     """
-    faults = faults or Faults()
-    server = Server(faults if seed is None else replace(faults, seed=seed), models)
-    with socket.create_server((host, port), backlog=512) as sock:
-        server.base_url = f"http://{host}:{sock.getsockname()[1]}"
+    server = Server(faults or Faults(), models)
+    with socket.create_server((_HOST, port), backlog=512) as sock:
+        server.base_url = f"http://{_HOST}:{sock.getsockname()[1]}"
         loop = asyncio.new_event_loop()
         stop = asyncio.Event()
         ready = threading.Event()

@@ -7,16 +7,19 @@ Nothing here writes into a finished folder but the lock files; results and snaps
 from vlmbatch.rundir.checks import check_schema, fingerprint, parse_sums
 from vlmbatch.rundir.draft import Draft
 from vlmbatch.rundir.folder import LineReader, RunDir
-from vlmbatch.rundir.ids import IdIndex
+from vlmbatch.rundir.ids import IdIndex, input_index
 from vlmbatch.rundir.lock import Lock
-from vlmbatch.rundir.manifest import damaged_line, parse_entry, parse_head
+from vlmbatch.rundir.manifest import ID_KEY, ROW_KEY, damaged_line, parse_entry, parse_head
 from vlmbatch.rundir.names import (
     BATCHES,
     ESTIMATES,
+    FILES,
+    FOLDERS,
     INPUTS,
     LOCKS,
     MANIFEST,
     MERGED,
+    ORIGINALS,
     PROGRESS,
     REDACTED,
     REHEARSAL_PREFIX,
@@ -25,6 +28,7 @@ from vlmbatch.rundir.names import (
     RESULTS,
     REVIEWS,
     RUN_JSON,
+    SEAL_BROKEN,
     SEALED,
     SHA256SUMS,
     SHARDS,
@@ -35,10 +39,14 @@ from vlmbatch.rundir.names import (
 __all__ = [
     "BATCHES",
     "ESTIMATES",
+    "FILES",
+    "FOLDERS",
+    "ID_KEY",
     "INPUTS",
     "LOCKS",
     "MANIFEST",
     "MERGED",
+    "ORIGINALS",
     "PROGRESS",
     "REDACTED",
     "REHEARSAL_PREFIX",
@@ -46,8 +54,10 @@ __all__ = [
     "REPORT",
     "RESULTS",
     "REVIEWS",
+    "ROW_KEY",
     "RUN_JSON",
     "SEALED",
+    "SEAL_BROKEN",
     "SHA256SUMS",
     "SHARDS",
     "SUMMARY",
@@ -60,6 +70,7 @@ __all__ = [
     "check_schema",
     "damaged_line",
     "fingerprint",
+    "input_index",
     "parse_entry",
     "parse_head",
     "parse_sums",

@@ -23,10 +23,16 @@ _HEX64 = re.compile(r"[0-9a-f]{64}")
 
 
 def parse_sums(data: bytes) -> dict[str, str]:
-    """Parse a SHA256SUMS file into {name: digest}; lines of another shape are left out."""
+    r"""Parse a list as ``sha256sum`` writes it into {name: digest}; lines of another shape are left out.
+
+    A line that begins with a backslash has its name escaped: ``\\``, ``\n`` and ``\r``.
+    """
     sums = {}
-    for line in data.decode("utf-8", "replace").splitlines():
-        digest, _, name = line.partition("  ")
+    for line in data.decode("utf-8", "surrogateescape").split("\n"):
+        is_escaped = line.startswith("\\")
+        digest, _, name = line[is_escaped:].partition("  ")
+        if is_escaped:
+            name = "\\".join(part.replace("\\n", "\n").replace("\\r", "\r") for part in name.split("\\\\"))
         if _HEX64.fullmatch(digest):
             sums[name] = digest
     return sums

@@ -7,10 +7,12 @@ import os
 import re
 import secrets
 import shutil
+import socket
 from typing import TYPE_CHECKING, BinaryIO
 
 from vlmbatch import jsonl
 from vlmbatch.errors import InputError
+from vlmbatch.rundir.lock import hold
 from vlmbatch.rundir.names import INPUTS, RESULTS, RUN_JSON, SHA256SUMS, SHARDS
 
 if TYPE_CHECKING:
@@ -24,12 +26,14 @@ _BUILDING = ".building"
 class Draft:
     """A run folder in the making: a hidden sibling of the target, renamed into place by :meth:`publish`.
 
-    Use as a context manager; without ``publish`` nothing is left behind.
+    Use as a context manager; without ``publish`` nothing is left behind. A process that is killed leaves its draft, but
+    not the lock on it: the next draft of the same name on the same machine removes it.
 
     Attributes:
         target: Where the run folder will stand, absolute.
         path: Where it is made.
-        leftovers: Other drafts of the same name: of a build that was killed, or of one that goes on elsewhere.
+        removed: Names of the drafts that killed builds had left, and that are gone now.
+        others: Names of the drafts beside it of which nobody can tell that their build is dead.
     """
 
     def __init__(self, target: str | os.PathLike[str]) -> None:
@@ -40,18 +44,24 @@ class Draft:
                 f"{os.fspath(target)}: exists already",
                 hint="a run is built once; choose a new name for --out",
             )
-        name = os.path.basename(self.target)
-        self.path = os.path.join(parent, f".{name}.{secrets.token_hex(4)}{_BUILDING}")
-        self.leftovers = _leftovers(parent, name)
+        self.path = os.path.join(parent, f"{_head(self.target)}{secrets.token_hex(4)}{_BUILDING}")
+        self.removed: list[str] = []
+        self.others: list[str] = []
+        self._lock: int | None = None
         self._sums: dict[str, str] = {}
         self._files: list[BinaryIO] = []
-        self._made_parents = _missing_parents(parent)
+        self._made_parents = missing_parents(parent)
 
     def __enter__(self) -> Draft:
+        for name in _drafts_of(self.target):
+            is_gone = _remove_dead(self.target, name)
+            (self.removed if is_gone else self.others).append(name)
         try:
             with self.writing():
-                os.makedirs(os.path.join(self.path, SHARDS))
-                os.makedirs(os.path.join(self.path, INPUTS))
+                os.makedirs(self.path)
+                self._lock = hold(self.path, wait=True)
+                for folder in (SHARDS, INPUTS):
+                    os.mkdir(self.file(folder))
         except BaseException:
             self._sweep()
             raise
@@ -80,6 +90,8 @@ class Draft:
         for file in self._files:
             with contextlib.suppress(OSError):  # what could not be flushed is thrown away anyway
                 file.close()
+        if self._lock is not None:
+            os.close(self._lock)
         if os.path.isdir(self.target) and not os.path.isdir(self.path):
             return  # it was renamed into place
         shutil.rmtree(self.path, ignore_errors=True)
@@ -122,7 +134,9 @@ class Draft:
             self.write(SHA256SUMS, sums)
             os.mkdir(self.file(RESULTS))
             for name in (*self._sums, SHA256SUMS):
-                os.chmod(self.file(name), 0o444)
+                # A courtesy, for the hashes are the guard: not every file system has write bits.
+                with contextlib.suppress(OSError):
+                    os.chmod(self.file(name), 0o444)
             for folder in (SHARDS, INPUTS, ""):
                 jsonl.fsync_dir(self.file(folder) if folder else self.path)
             self._rename()
@@ -140,17 +154,39 @@ class Draft:
             ) from None
 
 
-def _leftovers(parent: str, name: str) -> list[str]:
-    """Return the drafts of that name which stand in a folder."""
+def _head(target: str) -> str:
+    """Return how the names of a run's drafts begin that are made on this machine."""
+    return f".{os.path.basename(target)}.{jsonl.sha256(socket.gethostname().encode())[:8]}"
+
+
+def _drafts_of(target: str) -> list[str]:
+    """Return the names of the drafts of a run, from whatever machine."""
     try:
-        found = os.listdir(parent)
+        found = os.listdir(os.path.dirname(target))
     except OSError:
         return []
-    mark = re.compile(re.escape(f".{name}.") + "[0-9a-f]{8}" + re.escape(_BUILDING))
+    mark = re.compile(re.escape(f".{os.path.basename(target)}.") + "[0-9a-f]{16}" + re.escape(_BUILDING))
     return sorted(one for one in found if mark.fullmatch(one))
 
 
-def _missing_parents(folder: str) -> list[str]:
+def _remove_dead(target: str, name: str) -> bool:
+    """Remove a draft whose build is surely dead; tell whether it is gone.
+
+    A free lock says so only on the machine on which it was taken, and only of a draft that holds something, for it is
+    locked before it is filled.
+    """
+    path = os.path.join(os.path.dirname(target), name)
+    if not name.startswith(_head(target)) or not os.path.isdir(os.path.join(path, SHARDS)):
+        return False
+    lock = hold(path, wait=False)
+    if lock is None:
+        return False
+    shutil.rmtree(path, ignore_errors=True)
+    os.close(lock)
+    return not os.path.lexists(path)
+
+
+def missing_parents(folder: str) -> list[str]:
     """Return the parents that makedirs will have to make, outermost first."""
     missing: list[str] = []
     while folder and not os.path.isdir(folder):

@@ -11,9 +11,9 @@ from vlmbatch.errors import InputError, IntegrityError
 from vlmbatch.records import RUN_SCHEMA, Entry, Event, RunInfo
 from vlmbatch.rundir.checks import check_schema, fingerprint, verify
 from vlmbatch.rundir.ids import IdIndex
-from vlmbatch.rundir.lock import Lock
+from vlmbatch.rundir.lock import Lock, known_parts
 from vlmbatch.rundir.manifest import iter_manifest, parse_entry
-from vlmbatch.rundir.names import MANIFEST, REHEARSAL_PREFIX, RESULTS, RUN_JSON
+from vlmbatch.rundir.names import MANIFEST, REHEARSAL_PREFIX, RESULTS, RUN_JSON, SEALED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -47,10 +47,7 @@ class RunDir:
             with open(name, "rb") as file:
                 data = file.read()
         except OSError as error:
-            raise InputError(
-                f"{folder}: not a run folder (no {RUN_JSON}: {error.strerror or error})",
-                hint="give the folder that build made with --out",
-            ) from None
+            raise _no_run(folder, error) from None
         info = jsonl.parse_object(data)
         if info is None:
             raise IntegrityError(f"{name}: not a JSON object", hint="fetch the folder again: run.json is damaged")
@@ -59,6 +56,16 @@ class RunDir:
         if missing:
             raise IntegrityError(f"{name}: lacks {', '.join(missing)}", hint="fetch the folder again")
         return cls(folder, cast("RunInfo", info), data)
+
+    @property
+    def name(self) -> str:
+        """The folder's own name."""
+        return os.path.basename(os.path.abspath(self.path))
+
+    @property
+    def is_sealed(self) -> bool:
+        """Whether a seal stands in the folder (it holds as long as nothing was written after it)."""
+        return os.path.exists(self.file(SEALED))
 
     @property
     def fingerprint(self) -> str:
@@ -99,10 +106,17 @@ class RunDir:
         return iter_manifest(self.path)
 
     def index(self) -> IdIndex:
-        """Return the index of the manifest's ids (one pass over the manifest)."""
+        """Return the index of the manifest's ids (one pass over the manifest).
+
+        Raises:
+            IntegrityError: The manifest cannot be read.
+        """
         index = IdIndex(self.info["id_stem"])
-        with open(self.file(MANIFEST), "rb", buffering=1 << 20) as file:
-            index.add_lines(file)
+        try:
+            with open(self.file(MANIFEST), "rb", buffering=1 << 20) as file:
+                index.add_lines(file)
+        except OSError as error:
+            raise IntegrityError(f"{self.path}: {MANIFEST} cannot be read ({error.strerror})") from None
         return index
 
     def verify(self, *, on_event: Callable[[Event], None] | None = None, depth: str = "full") -> None:
@@ -118,10 +132,19 @@ class RunDir:
         verify(self, on_event=on_event, depth=depth)
 
     def frozen_files(self) -> dict[str, tuple[str, int]]:
-        """Return {relative name: (sha256, bytes)} of everything that run.json names (bytes -1 = not told)."""
+        """Return {relative name: (sha256, bytes)} of everything that run.json names (bytes -1 = not told).
+
+        Raises:
+            IntegrityError: run.json names a file without its name or its hash.
+        """
         info = self.info
-        refs: list[Any] = [info["manifest"], *info["shards"], *info.get("inputs", []), info.get("rejected")]
-        return {ref["file"]: (ref["sha256"], ref.get("bytes", -1)) for ref in refs if ref}
+        try:
+            refs: list[Any] = [info["manifest"], *info["shards"], *info.get("inputs", []), info.get("rejected")]
+            return {ref["file"]: (ref["sha256"], ref.get("bytes", -1)) for ref in refs if ref}
+        except (KeyError, TypeError, AttributeError):
+            raise IntegrityError(
+                f"{self.file(RUN_JSON)}: names a file without its name or its hash", hint="fetch the folder again"
+            ) from None
 
     def results(self, *, rehearsal: bool = False) -> list[str]:
         """Return the paths of results/*.jsonl, sorted by name: the rehearsals alone, or all but them."""
@@ -139,6 +162,34 @@ class RunDir:
     def lock(self, part: str = "all", *, shared: bool = False) -> Lock:
         """Return the lock of one part of the run (``with run.lock(): ...``)."""
         return Lock(self.path, part, shared=shared)
+
+    def refuse_other_dealings(self, dealing: str) -> None:
+        """See that nobody works on parts into which the rows were dealt otherwise: the same row could be in both.
+
+        Whoever asks holds the lock of a part of its own (``I-of-DEALING``) already, so that of two who come at the
+        same moment at least one is turned away.
+
+        Raises:
+            InputError: Somebody does.
+        """
+        for part in known_parts(self.path):
+            if part.partition("-of-")[2] != dealing:
+                with self.lock(part, shared=True):
+                    pass
+
+
+def _no_run(folder: str, error: OSError) -> InputError:
+    """Return what is wrong with a path at which no run folder can be opened."""
+    hint = "give the folder that build made with --out"
+    if not os.path.exists(folder):
+        return InputError(f"{folder}: there is no such folder", hint=f"check the path; {hint}")
+    if not os.path.isdir(folder):
+        parent = os.path.dirname(folder) or "."
+        is_inside = os.path.exists(os.path.join(parent, RUN_JSON))
+        return InputError(f"{folder}: a file, not a run folder", hint=f"give {parent}" if is_inside else hint)
+    if isinstance(error, FileNotFoundError):
+        return InputError(f"{folder}: not a run folder (it holds no {RUN_JSON})", hint=hint)
+    return InputError(f"{folder}: {RUN_JSON} cannot be read ({error.strerror or error})", hint="check its rights")
 
 
 class LineReader:

@@ -17,6 +17,11 @@ _TAIL = 8
 """Hex digits of the image's hash at the end of a custom_id."""
 
 
+def input_index(custom_id: str) -> int:
+    """Return the 0-based input index that stands in a custom_id: it counts inputs, rejected ones too, by output."""
+    return int(custom_id.rsplit("-", 2)[1])
+
+
 class IdIndex:
     """Which custom_ids a manifest holds, and where: 8 bytes a request, exact.
 

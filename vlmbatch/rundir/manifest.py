@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 ID_KEY = b'{"custom_id":"'
 """How each line begins."""
 
-_ROW_KEY = b',"row":'
+ROW_KEY = b',"row":'
+"""What stands before the row, the last member: inside a JSON string its quotes would be escaped."""
+
 _BUFFER = 1 << 20
 _always_there = itemgetter(
     "custom_id",
@@ -65,7 +67,7 @@ def parse_head(data: bytes, position: int) -> ManifestHead:
     except (ValueError, KeyError, TypeError):
         pass  # it may be the row alone, which is nobody's business here
     parse_entry(data, position)
-    return cast("ManifestHead", jsonl.loads(data[: data.index(_ROW_KEY)] + b"}"))
+    return cast("ManifestHead", jsonl.loads(data[: data.index(ROW_KEY)] + b"}"))
 
 
 def parse_entry(data: bytes, position: int) -> Entry:
@@ -75,9 +77,9 @@ def parse_entry(data: bytes, position: int) -> Entry:
         IntegrityError: The line is damaged.
     """
     try:
-        cut = data.index(_ROW_KEY)  # structural: inside a JSON string the quotes would be escaped
+        cut = data.index(ROW_KEY)
         head: ManifestHead = jsonl.loads(data[:cut] + b"}")
-        row = data[cut + len(_ROW_KEY) : -1]
+        row = data[cut + len(ROW_KEY) : -1]
         return Entry._make((position, *_always_there(head), row, head.get("source_line"), head.get("output", "")))
     except (ValueError, KeyError, TypeError):
         raise damaged_line(position) from None

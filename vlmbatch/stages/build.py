@@ -12,7 +12,7 @@ from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
 from vlmbatch import images, providers
 from vlmbatch.errors import InputError, Problem
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from vlmbatch.batch.carrier import FileStore
     from vlmbatch.images import ImagePolicy
     from vlmbatch.inputs.base import ImageSource
-    from vlmbatch.providers.base import Ask, Part, Provider
+    from vlmbatch.providers.base import Ask, Limits, Part, Provider
 
 
 _MAX_FILE_BYTES = 8 * images.MAX_PIXELS
@@ -71,7 +71,7 @@ def build(
         RefusedError: The provider's file store did not take an image; no folder is left behind.
     """
     todo = plan(options)
-    provider = providers.get(todo.provider, next(iter(todo.asks.values())).url)
+    provider = providers.get(todo.provider, todo.ask.url)
     warnings = [*_check_asks(provider, todo.asks), *_missing_word(todo), *_other_maker(todo)]
     with Draft(options.out) as draft, _file_store(todo, provider, key) as store:
         press = Press(todo, provider, draft)
@@ -99,24 +99,24 @@ def _file_store(todo: Plan, provider: Provider, key: str | None) -> AbstractCont
         )
     from vlmbatch.batch.carrier import FileStore
 
-    ask = next(iter(todo.asks.values()))
     return FileStore(
         provider,
-        provider.url(ask),
-        ask.model,
+        provider.url(todo.ask),
+        todo.ask.model,
         out=options.out,
         base_url=options.base_url,
         key=key,
-        headers=provider.frozen_headers(ask),
+        headers=provider.frozen_headers(todo.ask),
     )
 
 
 def _beside(draft: Draft) -> list[str]:
-    """Return a sentence for the drafts of that name which others have left."""
-    if not draft.leftovers:
-        return []
-    names = ", ".join(draft.leftovers)
-    return [f"beside the run stands {names}, of a build that was killed (or still goes on); remove it if none does"]
+    """Return a sentence each for the drafts of that name which other builds have left, and for those that stand."""
+    removed, others = ", ".join(draft.removed), ", ".join(draft.others)
+    return [
+        *([f"removed {removed}: a build that was killed had left it"] if removed else []),
+        *([f"beside the run stands {others}, of a build that goes on, or was killed elsewhere"] if others else []),
+    ]
 
 
 def _check_asks(provider: Provider, asks: dict[str, Ask]) -> list[str]:
@@ -138,8 +138,7 @@ def _check_asks(provider: Provider, asks: dict[str, Ask]) -> list[str]:
 
 def _missing_word(todo: Plan) -> list[str]:
     """Return a warning where JSON is asked for without a schema and without the word, which some providers refuse."""
-    texts = [file.data for role, file in todo.verbatim.items() if role in {"prompt", "system", "config"}]
-    texts.append((todo.options.prompt_template or "").encode("utf-8", "replace"))
+    texts = [file.data for role, file in todo.verbatim.items() if role in {"prompt", "template", "system", "config"}]
     asks = todo.asks.values()
     if not any(ask.json_answer and ask.json_schema is None for ask in asks) or b"json" in b"".join(texts).lower():
         return []
@@ -150,7 +149,7 @@ def _missing_word(todo: Plan) -> list[str]:
 
 def _other_maker(todo: Plan) -> list[str]:
     """Return a warning where nobody named a provider and the model's name tells of another than the default."""
-    model = next(iter(todo.asks.values())).model
+    model = todo.ask.model
     maker = providers.maker(model)
     if todo.options.provider or maker in {None, todo.provider}:
         return []
@@ -172,8 +171,10 @@ def _pressed(todo: Plan, provider: Provider, stem: str, store: FileStore | None)
     with ThreadPoolExecutor(max_workers=workers, thread_name_prefix="build") as pool:
         try:
             for item in todo.source:
-                rejected = isinstance(item, Rejected)
-                window.append(item if rejected else pool.submit(_make, item, todo, provider, stem, store))  # type: ignore[arg-type]
+                if isinstance(item, Rejected):
+                    window.append(item)
+                else:
+                    window.append(pool.submit(_make, item, todo, provider, stem, store))
                 if len(window) > 2 * workers + 2:
                     yield next_done()
             while window:
@@ -195,55 +196,60 @@ def _make(item: Item, todo: Plan, provider: Provider, stem: str, store: FileStor
     limits = provider.limits(ask.model, todo.options.limits)
     if store is not None:
         limits = limits._replace(image_base64_bytes=None)  # nothing goes as base64
-    taken: list[tuple[ImageSource, ImageFacts, ImageFacts, bytes]] = []
+    taken: list[_Picture] = []
     for source in item.images:
         try:
-            original, sent, data = _take(source, todo.options.image_policy, limits)
+            taken.append(_take(source, todo.options.image_policy, limits))
         except OSError as error:
             return _reject(item, source.path, "unreadable", f"cannot be read: {error.strerror or error}")
         except images.ImageError as error:
             return _reject(item, source.path, error.code, str(error))
-        taken.append((source, original, sent, data))
-    sent_facts = [sent for _, _, sent, _ in taken]
-    problems, warnings = provider.check_images(sent_facts, limits=limits)
+    problems, warnings = provider.check_images([one.sent for one in taken], limits=limits)
     if problems:
         return _refused(item, problems)
-    first = taken[0][1].sha256 if taken else None
-    file_ids = [store.put(sent.sha256, sent.media_type, data).file_id for _, _, sent, data in taken] if store else []
-    frozen = freeze(provider, ask, custom_id(stem, item.index, first), list(_parts(item, taken, file_ids)))
+    if store is not None:
+        taken = [
+            one._replace(file_id=store.put(one.sent.sha256, one.sent.media_type, one.data).file_id) for one in taken
+        ]
+    first = taken[0].facts.sha256 if taken else None
+    frozen = freeze(provider, ask, custom_id(stem, item.index, first), [_part(part, taken) for part in item.parts])
     problems = provider.check_request(frozen.body_length, limits=limits)
     if problems:
         return _refused(item, problems)
-    records = [_image_record(source, original, sent) for source, original, sent, _ in taken]
-    for record, file_id in zip(records, file_ids, strict=False):
-        record["file_id"] = file_id
-    return Made(item, frozen, records, tuple(sent_facts), tuple(warnings))
+    return Made(item, frozen, list(map(_image_record, taken)), tuple(one.sent for one in taken), tuple(warnings))
 
 
-def _take(source: ImageSource, policy: ImagePolicy, limits: Any) -> tuple[ImageFacts, ImageFacts, bytes]:
-    """Read one image; return the file's facts, the sent image's facts, and the bytes to send."""
+class _Picture(NamedTuple):
+    """One image of an item: where it is from, what the file is, what is sent for it, and its id in a file store."""
+
+    source: ImageSource
+    facts: ImageFacts
+    sent: ImageFacts
+    data: bytes
+    file_id: str = ""
+
+
+def _take(source: ImageSource, policy: ImagePolicy, limits: Limits) -> _Picture:
+    """Read one image, look at it, and make the bytes that are sent."""
     data = source.read(max_bytes=_MAX_FILE_BYTES)
     facts = images.inspect(data, check=policy.check)
     data, sent = images.prepare(data, facts, policy, limits.media_types, animated_ok=limits.animated)
-    return facts, sent, data
+    return _Picture(source, facts, sent, data)
 
 
-def _parts(
-    item: Item, taken: Sequence[tuple[ImageSource, ImageFacts, ImageFacts, bytes]], file_ids: Sequence[str]
-) -> Iterator[Part]:
+def _part(part: str | int, taken: Sequence[_Picture]) -> Part:
+    """Return a part of an item's message as the adapter takes it."""
     import pybase64
 
-    for part in item.parts:
-        if isinstance(part, str):
-            yield part
-        elif file_ids:
-            yield ImagePart(taken[part][2].media_type, file_id=file_ids[part])
-        else:
-            _, _, sent, data = taken[part]
-            yield ImagePart(sent.media_type, base64=pybase64.b64encode_as_string(data))
+    if isinstance(part, str):
+        return part
+    one = taken[part]
+    base64_text = "" if one.file_id else pybase64.b64encode_as_string(one.data)
+    return ImagePart(one.sent.media_type, base64_text, one.file_id)
 
 
-def _image_record(source: ImageSource, facts: ImageFacts, sent: ImageFacts) -> ImageRecord:
+def _image_record(one: _Picture) -> ImageRecord:
+    source, facts, sent = one.source, one.facts, one.sent
     record = ImageRecord(
         path=source.path,
         sha256=facts.sha256,
@@ -264,6 +270,8 @@ def _image_record(source: ImageSource, facts: ImageFacts, sent: ImageFacts) -> I
             "height": sent.height,
             "media_type": sent.media_type,
         }
+    if one.file_id:
+        record["file_id"] = one.file_id
     return record
 
 

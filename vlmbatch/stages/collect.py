@@ -12,22 +12,24 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from vlmbatch import attempts, classify, jsonl, providers, rundir
-from vlmbatch.attempts import Job, Journal
+from vlmbatch.attempts import Origins
 from vlmbatch.errors import InputError, IntegrityError, Problem
 from vlmbatch.rundir import RunDir
 from vlmbatch.stages.collecting import gate, outputs
 from vlmbatch.stages.collecting.compare import Side, compare
+from vlmbatch.stages.collecting.fields import find_field
 from vlmbatch.stages.collecting.merge import Merge
 from vlmbatch.stages.collecting.options import CollectOptions
 from vlmbatch.stages.collecting.overlay import Ledger
 from vlmbatch.stages.collecting.reviews import load_reviews
 from vlmbatch.stages.collecting.spool import Spool
 from vlmbatch.stages.collecting.summary import Sources, summarise
-from vlmbatch.stages.collecting.targets import check_targets, choose_files
+from vlmbatch.stages.collecting.targets import breaks_seal, check_targets, choose_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from vlmbatch.journal import Job
     from vlmbatch.providers.base import Provider
     from vlmbatch.records import Asked, Event, Review
     from vlmbatch.stages.collecting.gate import Check
@@ -46,6 +48,8 @@ class CollectResult:
         checks: The lines of the gate, empty where none was asked for.
         comparisons: One for each run that this one was held against.
         written: What was written, by flag (``--write`` ...); the summary is ``summary``.
+        breaks_seal: Whether something was written into the folder after it was sealed, so that its seal no longer
+            holds.
         warnings: Sentences for people.
     """
 
@@ -54,6 +58,7 @@ class CollectResult:
     checks: tuple[Check, ...] = ()
     comparisons: tuple[dict[str, Any], ...] = ()
     written: Mapping[str, str] = field(default_factory=dict)
+    breaks_seal: bool = False
     warnings: tuple[str, ...] = ()
 
 
@@ -79,17 +84,17 @@ def collect(
     options = options or CollectOptions()
     run = run if isinstance(run, RunDir) else RunDir.open(run)
     conditions = gate.conditions(gate=options.gate, require=options.require, fields=options.require_fields)
-    check_frozen(run, full=not options.write, on_event=on_event)
+    _check_frozen(run, full=not options.write, on_event=on_event)
     paths = choose_files(run, results, rehearsal=options.rehearsal)
     check_targets(run, options.outputs(), [*paths, *filter(None, (options.reviews, options.json_schema))])
-    fields = [gate.field_path(condition) for _, condition in conditions if condition.metric.startswith(gate.FIELD)]
+    fields = gate.required_fields(conditions)
     with ExitStack() as stack:
-        job = _Job(options, stack, on_event)
-        side, reviews = job.gather(run, paths, fields, options.reviews)
+        gatherer = _Gatherer(options, stack, on_event)
+        side, reviews = gatherer.gather(run, paths, fields, options.reviews)
         summary = dict(side.summary)
         checks = gate.check(conditions, gate.figures(run, side.read, summary, fields), summary) if conditions else []
         summary["checks"] = [check._asdict() for check in checks]
-        comparisons = tuple(job.compare(side, other) for other in options.compare)
+        comparisons = tuple(gatherer.compare(side, other) for other in options.compare)
         warnings = _warnings(side.read, summary, options) + outputs.write(side, reviews, summary, options, on_event)
     return CollectResult(
         run=run,
@@ -97,6 +102,7 @@ def collect(
         checks=tuple(checks),
         comparisons=comparisons,
         written=options.outputs(),
+        breaks_seal=breaks_seal(run, options.outputs().values()),
         warnings=tuple(warnings),
     )
 
@@ -104,16 +110,18 @@ def collect(
 # --- reading -------------------------------------------------------------------------------------------------
 
 
-def check_frozen(run: RunDir, *, full: bool, on_event: OnEvent | None = None) -> None:
+def _check_frozen(run: RunDir, *, full: bool, on_event: OnEvent | None = None) -> None:
     """Check the frozen files: every hash, or sizes and the manifest's hash (all that records are made of).
 
     Raises:
         IntegrityError: Something differs.
     """
     run.verify(on_event=on_event, depth="full" if full else "quick")
-    found, _ = ("", 0) if full else jsonl.sha256_file(run.file(rundir.MANIFEST))
+    if full:
+        return
+    found, _ = jsonl.sha256_file(run.file(rundir.MANIFEST))
     expected = run.info["manifest"]["sha256"]
-    if not full and found != expected:
+    if found != expected:
         raise IntegrityError(
             f"{run.path}: the manifest differs from what build wrote",
             hint="nothing was written; fetch the folder again",
@@ -159,7 +167,7 @@ def _schema(path: str) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Job:
+class _Gatherer:
     """Reads runs, this one and those that it is compared with; scratch data lives as long as ``stack``."""
 
     options: CollectOptions
@@ -167,21 +175,20 @@ class _Job:
     on_event: OnEvent | None
 
     def gather(
-        self, run: RunDir, paths: Sequence[str], fields: Sequence[Sequence[str]] = (), reviewed: str | None = None
+        self, run: RunDir, paths: Sequence[str], fields: Sequence[str] = (), reviewed: str | None = None
     ) -> tuple[Side, dict[int, Review]]:
         """Read the results of a run, and what reviewers said of it."""
-        options, journal = self.options, Journal.load(run)
+        options, origins = self.options, Origins.load(run)
         provider = providers.get(run.info["provider"], run.info["request"]["url"])
-        ordered = attempts.order_files(paths, journal)
-        _check_jobs(run, [(path, job) for path in ordered if (job := journal.job(path))])
+        ordered = attempts.order_files(paths, origins)
+        _check_jobs(run, [(path, job) for path in ordered if (job := origins.job(path))])
         ledger = Ledger(run)
         asked = _asked(run, provider, ledger, options)
-        if fields and not any(one.json for one in asked):
-            raise InputError("--require-field asks for JSON answers, and this run has none", hint="add --expect-json")
+        found = [find_field(path, ledger.outputs, asked) for path in fields]
         reviews = None if options.rehearsal else load_reviews(run, ledger, reviewed)
         spool = self.stack.enter_context(Spool(self._scratch()))
-        merge = Merge(run, provider, ledger, asked, spool, options.needs_records, options.rehearsal, fields)
-        read = merge.read(ordered, journal, self.on_event)
+        merge = Merge(run, provider, ledger, asked, found, spool if options.needs_records else None, options.rehearsal)
+        read = merge.read(ordered, origins, self.on_event)
         sources = Sources(run=run, read=read, asked=asked, rehearsal=options.rehearsal, reviews=reviews)
         return Side(run, read, spool, summarise(sources), options.rehearsal), reviews or {}
 
@@ -193,9 +200,9 @@ class _Job:
     def compare(self, side: Side, other: str) -> dict[str, Any]:
         """Hold another run against this one."""
         run = RunDir.open(other)
-        check_frozen(run, full=False)
+        _check_frozen(run, full=False)
         theirs, _ = self.gather(run, run.results(rehearsal=self.options.rehearsal))
-        return {"run": os.path.basename(os.path.abspath(other)), **compare(side, theirs)}
+        return {"run": run.name, **compare(side, theirs)}
 
 
 def _warnings(read: Read, summary: Mapping[str, Any], options: CollectOptions) -> list[str]:
@@ -212,8 +219,8 @@ def _warnings(read: Read, summary: Mapping[str, Any], options: CollectOptions) -
     ]
     said += [
         f"batch {job.batch_id}: {job.requests:,} requests went in, its files hold {lines:,} lines"
-        for job, lines in _lines_by_job(read.files).items()
-        if job.requests and lines < job.requests
+        for job, lines in _lines_by_job(read.files)
+        if lines < job.requests
     ]
     left_out = sum(file["left_out"] for file in summary["files"])
     if left_out:
@@ -227,9 +234,7 @@ def _warnings(read: Read, summary: Mapping[str, Any], options: CollectOptions) -
     return said
 
 
-def _lines_by_job(files: Sequence[FileFacts]) -> dict[Job, int]:
-    lines: dict[Job, int] = {}
-    for file in files:
-        if file.job is not None:
-            lines[file.job] = lines.get(file.job, 0) + file.records
-    return lines
+def _lines_by_job(files: Sequence[FileFacts]) -> list[tuple[Job, int]]:
+    """Return the batch jobs that the files are from, each with the lines in its files."""
+    jobs = {id(file.job): file.job for file in files if file.job is not None}
+    return [(job, sum(file.records for file in files if file.job is job)) for job in jobs.values()]

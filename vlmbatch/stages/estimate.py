@@ -10,7 +10,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from vlmbatch import attempts, jsonl, providers, rundir, tokens
-from vlmbatch.errors import CheckFailed, InputError, Problem
+from vlmbatch.errors import CheckFailed, Problem
 from vlmbatch.stages.estimating import forecast, receipts, sample, smoke, workload
 from vlmbatch.stages.estimating.options import EstimateOptions, EstimateResult, check_options
 from vlmbatch.stages.estimating.receipts import Arrival, Bill
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from vlmbatch.stages.estimating.smoke import Check
     from vlmbatch.stages.estimating.workload import Limit, Row, Workload
 
-BATCH_FROM = 1000
+_BATCH_FROM = 1000
 """From so many images on the batch channel is the usual choice."""
 
 
@@ -91,18 +91,26 @@ def estimate(
 
 def _ruler(run: RunDir, options: EstimateOptions, detail: str | None) -> tuple[workload.Ruler, list[str]]:
     """Choose how images are counted, and say what is doubtful about it."""
-    table, model, provider = tokens.load(options.scheme_file), run.info["model"], run.info["provider"]
-    scheme = tokens.pick(
-        model, options.scheme, detail=detail, provider=provider, table=table, fixed_tokens=options.fixed_tokens
-    )
+    model, provider = run.info["model"], run.info["provider"]
+    table, scheme, family = _choose(options, model, provider, detail)
     own = tokens.pick(model, detail=detail, provider=provider, table=table)
     warnings = []
     if scheme is None:
         warnings.append(f"no image token rule is known for {model!r}: figures are a range; name a rule with --scheme")
     elif own is not None and own.name != scheme.name and scheme.name != tokens.FIXED:
         warnings.append(f"--scheme {scheme.name}: the model's name speaks for {own.name}")
-    family = provider if options.scheme == tokens.AUTO else options.scheme
     return workload.Ruler(scheme, table=table, family=family, fixed_tokens=options.fixed_tokens), warnings
+
+
+def _choose(
+    options: EstimateOptions, model: str, provider: str, detail: str | None
+) -> tuple[tokens.Table, tokens.Scheme | None, str]:
+    """Return what is known of image tokens, a model's scheme (None: nobody knows it), and whose schemes it may be."""
+    table = tokens.load(options.scheme_file)
+    scheme = tokens.pick(
+        model, options.scheme, detail=detail, provider=provider, table=table, fixed_tokens=options.fixed_tokens
+    )
+    return table, scheme, provider if options.scheme == tokens.AUTO else options.scheme
 
 
 def _limit(run: RunDir, provider: Provider, options: EstimateOptions) -> Limit:
@@ -134,9 +142,9 @@ def _channel(run: RunDir, provider: Provider, load: Workload) -> str:
     known = provider.limits(run.info["model"])
     if known.batch_file_bytes is None and known.batch_requests is None:
         return "realtime (no batch channel is known for this provider)"
-    if load.images >= BATCH_FROM:
-        return f"batch, as a rule from {BATCH_FROM:,} images on (cheaper; answers may take a day)"
-    return f"realtime, as a rule below {BATCH_FROM:,} images (answers at once)"
+    if load.images >= _BATCH_FROM:
+        return f"batch, as a rule from {_BATCH_FROM:,} images on (cheaper; answers may take a day)"
+    return f"realtime, as a rule below {_BATCH_FROM:,} images (answers at once)"
 
 
 # --- by sample -------------------------------------------------------------------------------------------------------
@@ -216,7 +224,7 @@ def _append(run: RunDir, record: dict[str, Any]) -> list[str]:
             file.append(jsonl.dumps(record))
     except OSError as error:
         return [f"not on record: {rundir.ESTIMATES} cannot be written ({error.strerror})"]
-    return []
+    return [rundir.SEAL_BROKEN] if run.is_sealed else []
 
 
 # --- one image size, without a run -----------------------------------------------------------------------------------
@@ -230,20 +238,9 @@ def estimate_size(
     Raises:
         InputError: The size is none, or there is no such scheme.
     """
-    table = tokens.load(options.scheme_file)
-    scheme = tokens.pick(
-        model,
-        options.scheme,
-        detail=options.detail,
-        provider=provider,
-        table=table,
-        fixed_tokens=options.fixed_tokens,
-    )
+    table, scheme, family = _choose(options, model, provider, options.detail)
     about = {"width": width, "height": height, "model": model, "detail": options.detail}
     if scheme is None:
-        if width < 1 or height < 1:
-            raise InputError(f"{width} x {height} is no size of an image", hint="give WIDTHxHEIGHT in pixels")
-        family = provider if options.scheme == tokens.AUTO else options.scheme
         low, high = tokens.spread(width, height, settings=tokens.settings(table, family))
         return {"tokens": None, "scheme": None, "low": low, "high": high, **about, "picked": None, "refused": None}
     counted = scheme.count(width, height)

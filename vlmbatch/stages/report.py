@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import html
-import os
 import re
 from collections import Counter
 from dataclasses import dataclass
@@ -81,7 +80,7 @@ def write_report(
     found = survey(run, records, sample=options.sample, seed=options.seed, max_records=options.max_records)
     pictures = pages.draw_pictures(run, found, budget=options.thumbnail_bytes, on_event=on_event)
     book = pages.Book(run, records, found, pictures)
-    head, tail = _template(_name(run))
+    head, tail = _template(run.name)
     with jsonl.atomic_writer(path) as file:
         file.write(head.encode())
         for block in book.blocks(on_event):
@@ -89,10 +88,6 @@ def write_report(
         file.write(_data_block("meta", _meta(run, summary, found, book, options)))
         file.write(tail.encode())
     return path
-
-
-def _name(run: RunDir) -> str:
-    return os.path.basename(os.path.abspath(run.path))
 
 
 def _template(name: str) -> tuple[str, str]:
@@ -128,7 +123,7 @@ def _meta(
 ) -> dict[str, Any]:
     prompts = book.prompts
     return {
-        "name": _name(run),
+        "name": run.name,
         "model": run.info["model"],
         "fingerprint": run.fingerprint,
         "rehearsal": bool(summary.get("rehearsal")),
@@ -137,7 +132,6 @@ def _meta(
         "statuses": [status.value for status in Status],
         "rows_a_block": pages.ROWS_A_BLOCK,
         "thumbs_a_block": pages.THUMBS_A_BLOCK,
-        "thumb_type": "webp",
         "index_blocks": book.index_blocks,
         "sample": found.sample_ids,
         "seed": options.seed,

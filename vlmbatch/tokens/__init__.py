@@ -23,14 +23,12 @@ if TYPE_CHECKING:
 __all__ = [
     "AUTO",
     "DEFAULT_FIXED_TOKENS",
-    "DEFAULT_TOLERANCE",
     "FIXED",
     "SURE",
     "ImageTokens",
     "Scheme",
     "Spread",
     "Table",
-    "count",
     "load",
     "pick",
     "settings",
@@ -41,7 +39,7 @@ FIXED = "fixed"
 DEFAULT_FIXED_TOKENS = 1000
 """Tokens of an image whose size nobody knows, and of every image under ``--scheme fixed``."""
 
-DEFAULT_TOLERANCE = 0.02
+_DEFAULT_TOLERANCE = 0.02
 """How far a bill may lie from an exact rule: sides round in ways that no page states."""
 
 _DETAIL_PREFIX = "media_resolution_"
@@ -92,7 +90,7 @@ class Scheme:
     as_of: str = ""
     source: str = ""
     note: str = ""
-    tolerance: float = DEFAULT_TOLERANCE
+    tolerance: float = _DEFAULT_TOLERANCE
     unknown_size_tokens: int = DEFAULT_FIXED_TOKENS
 
     def count(self, width: int | None, height: int | None) -> ImageTokens:
@@ -133,7 +131,6 @@ def pick(
     provider: str = "",
     table: Table | None = None,
     fixed_tokens: int = DEFAULT_FIXED_TOKENS,
-    params: Mapping[str, Any] | None = None,
 ) -> Scheme | None:
     """Choose how a model's images are counted.
 
@@ -144,7 +141,6 @@ def pick(
         provider: Whose model it is; rows of the alias of that name are looked at before all others.
         table: What is known; None = the built-in table.
         fixed_tokens: Tokens of an image of unknown size, and of every image under ``fixed``.
-        params: Constants over those of the table; None as a value takes one away.
 
     Returns:
         The scheme, or None where ``auto`` (or an alias) finds no row for the model.
@@ -160,20 +156,20 @@ def pick(
     if row is None:
         return None
     base = table.schemes[row.scheme]
-    constants = {**_constants(table, row, level), **(params or {})}
+    constants = _constants(table, row, level)
     if row.scheme == FIXED:
         constants.setdefault("tokens", fixed_tokens)
     return Scheme(
         row.scheme,
         base.rule,
-        {key: value for key, value in constants.items() if value is not None},
+        constants,
         label=row.label if row.match else "",
         picked_by="user" if scheme in table.schemes else "model",
         sure=row.sure,
         as_of=row.as_of or base.as_of,
         source=row.source or base.source,
         note=row.note or base.note,
-        tolerance=row.tolerance or base.tolerance or DEFAULT_TOLERANCE,
+        tolerance=row.tolerance or base.tolerance or _DEFAULT_TOLERANCE,
         unknown_size_tokens=fixed_tokens,
     )
 
@@ -215,27 +211,6 @@ def _of_detail(row: Row, level: str) -> Mapping[str, Any]:
         value = row.detail[value]
     taken: Mapping[str, Any] = value
     return taken
-
-
-def count(
-    scheme: str,
-    width: int | None,
-    height: int | None,
-    *,
-    model: str = "",
-    detail: str | None = None,
-    params: Mapping[str, Any] | None = None,
-    table: Table | None = None,
-) -> ImageTokens:
-    """Return what one image costs: :func:`pick` and :meth:`Scheme.count` in one step.
-
-    Raises:
-        InputError: There is no such scheme, or ``auto`` knows no row for the model.
-    """
-    picked = pick(model, scheme, detail=detail, table=table, params=params)
-    if picked is None:
-        raise InputError(f"no image token rule is known for model {model!r}", hint="name one with --scheme")
-    return picked.count(width, height)
 
 
 class Spread(NamedTuple):

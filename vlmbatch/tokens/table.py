@@ -13,7 +13,8 @@ import tomllib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from vlmbatch.errors import InputError, Problem
+from vlmbatch import jsonl
+from vlmbatch.errors import InputError, Problem, cannot_read
 from vlmbatch.tokens.rules import RULES
 
 if TYPE_CHECKING:
@@ -120,9 +121,9 @@ def load(extra: str | None = None) -> Table:
         return table
     try:
         with open(extra, "rb") as file:
-            values = tomllib.load(file)
+            values = tomllib.loads(file.read().removeprefix(jsonl.BOM).decode("utf-8"))
     except OSError as error:
-        raise InputError(f"--scheme-file {extra}: cannot be read ({error.strerror})", hint="check the path") from None
+        raise cannot_read(f"--scheme-file {extra}", error) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"--scheme-file {extra}: not TOML ({error})", hint="mend the file") from None
     return _read(values, extra, table, is_own=True)
@@ -145,17 +146,26 @@ def _read(values: dict[str, Any], where: str, under: Table, *, is_own: bool = Fa
     problems += [
         f"{kind!r} is no list of entries, [[{kind}]]" for kind, found in entries.items() if not _is_list(found)
     ]
+    aliases = values.get("alias", {})
+    if not isinstance(aliases, dict) or not all(isinstance(names, list) for names in aliases.values()):
+        problems.append("'alias' is no table of lists of schemes, [alias]")
     if not problems:
         problems = [problem for kind, found in entries.items() for one in found for problem in _misfits(one, kind)]
     if problems:
         raise _refusal(where, problems)
     schemes = dict(under.schemes) | {row.scheme: row for row in (_row(one, is_own) for one in entries["scheme"])}
     models = tuple(_row(one, is_own) for one in entries["model"])
-    aliases = {**under.aliases, **{name: tuple(names) for name, names in values.get("alias", {}).items()}}
     problems = [problem for row in (*schemes.values(), *models) for problem in _check(row, schemes)]
+    problems += [
+        f"alias {alias!r}: no scheme {name!r}"
+        for alias, names in aliases.items()
+        for name in names
+        if name not in schemes
+    ]
     if problems:
         raise _refusal(where, problems)
-    return Table(schemes, (*models, *under.models), aliases)
+    aliases = {name: tuple(names) for name, names in aliases.items()}
+    return Table(schemes, (*models, *under.models), {**under.aliases, **aliases})
 
 
 def _refusal(where: str, problems: list[str]) -> InputError:
@@ -198,13 +208,12 @@ def _check(row: Row, schemes: Mapping[str, Row]) -> list[str]:
     if scheme is None or scheme.rule not in RULES:
         return [f"{who}: no scheme of that name with a rule out of {', '.join(RULES)}"]
     problems = [] if row.sure in SURE else [f"{who}: sure is one of {', '.join(SURE)}"]
-    signature = inspect.signature(RULES[scheme.rule]).parameters
     for params in (row.params, *(value for value in row.detail.values() if isinstance(value, dict))):
-        problems += [f"{who}: rule {scheme.rule} has no constant {key!r}" for key in params if key not in signature]
+        problems += [f"{who}: {problem}" for problem in _wrong_constants(params, scheme.rule)]
     problems += [
         f"{who}: detail {name!r} stands for {value!r}, which is not there"
         for name, value in row.detail.items()
-        if isinstance(value, str) and not isinstance(row.detail.get(value), dict)
+        if not _is_detail(row, value)
     ]
     for text in row.match:
         try:
@@ -212,3 +221,35 @@ def _check(row: Row, schemes: Mapping[str, Row]) -> list[str]:
         except re.error as error:
             problems.append(f"{who}: pattern {text!r}: {error}")
     return problems
+
+
+def _wrong_constants(params: Mapping[str, Any], rule: str) -> list[str]:
+    """Return what is wrong with some constants of a rule: names that it does not know, values of another kind."""
+    known = inspect.signature(RULES[rule]).parameters
+    problems = [f"rule {rule} has no constant {key!r}" for key in params if key not in known]
+    return problems + [
+        f"{key} is {value!r}, which rule {rule} cannot count with"
+        for key, value in params.items()
+        if key in known and not _is_constant(value, known[key].annotation)
+    ]
+
+
+def _is_detail(row: Row, value: Any) -> bool:
+    """Tell whether what a row has for a detail is constants, or the name of a detail that is."""
+    return isinstance(value, dict) or (isinstance(value, str) and isinstance(row.detail.get(value), dict))
+
+
+def _is_constant(value: Any, annotation: str) -> bool:
+    if annotation.startswith("Sequence"):
+        return _is_pairs(value)
+    if annotation == "bool":
+        return isinstance(value, bool)
+    kinds = int | float if annotation == "float" else int
+    return isinstance(value, kinds) and not isinstance(value, bool) and 0 <= value < float("inf")
+
+
+def _is_pairs(value: Any) -> bool:
+    pairs = value if isinstance(value, list) else [None]
+    return all(
+        isinstance(pair, list) and len(pair) == 2 and all(_is_constant(n, "int") for n in pair) for pair in pairs
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from vlmbatch import jsonl
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from vlmbatch.rehearsal.replies import Replies
     from vlmbatch.rehearsal.wires.base import Wire
 
+DAY_S = 86_400
 JSON_LINES = "application/jsonl"
 
 
@@ -84,6 +86,17 @@ class Api:
     def _take(self, what: str) -> bool:
         self._left[what] -= 1
         return self._left[what] >= 0
+
+
+def query_number(request: web.Request, name: str, default: int) -> int:
+    """Return a whole number from the query, ``default`` where there is none."""
+    text = request.query.get(name, "")
+    return int(text) if text.isdigit() else default
+
+
+def stamp(seconds: float) -> str:
+    """Return a time in seconds since 1970 as RFC 3339 text in UTC."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
 
 
 def page(items: list[Any], ids: list[str], after: str, limit: int) -> tuple[list[Any], bool]:

@@ -5,19 +5,21 @@ from __future__ import annotations
 import base64
 import hashlib
 import secrets
-from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
 from vlmbatch import jsonl
-from vlmbatch.rehearsal.apis.base import JSON_LINES, Api, page
+from vlmbatch.rehearsal.apis.base import DAY_S, JSON_LINES, Api, page, query_number, stamp
 from vlmbatch.rehearsal.http import send
 from vlmbatch.rehearsal.jobs import ENDED, Flaw, Row
 from vlmbatch.rehearsal.replies import Reply
 
 if TYPE_CHECKING:
-    from vlmbatch.rehearsal.jobs import Done, StoredFile, StoredJob
+    from vlmbatch.rehearsal.faults import Faults
+    from vlmbatch.rehearsal.jobs import Done, Store, StoredFile, StoredJob
+    from vlmbatch.rehearsal.replies import Replies
+    from vlmbatch.rehearsal.wires.base import Wire
 
 NAME = "batch_generate"
 _STATES = {
@@ -36,11 +38,12 @@ _RPC_CODES = {400: 3, 404: 5, 429: 8, 500: 13, 503: 14}
 class BatchGenerate(Api):
     """Resumable uploads, jobs as operations, one file of results."""
 
-    _uploads: dict[str, tuple[dict[str, str], bytearray]]
+    def __init__(self, store: Store, replies: Replies, faults: Faults, wire: Wire) -> None:
+        super().__init__(store, replies, faults, wire)
+        self._uploads: dict[str, tuple[dict[str, str], bytearray]] = {}
 
     def routes(self) -> list[web.RouteDef]:
         """Return what this API listens to."""
-        self._uploads = {}
         return [
             web.post("/upload/v1beta/files", self.upload),
             web.get("/download/v1beta/files/{id}:download", self.download),  # as the guide has it
@@ -134,9 +137,8 @@ class BatchGenerate(Api):
     async def list_jobs(self, request: web.Request) -> web.StreamResponse:
         """List jobs, newest first."""
         jobs = [one for one in reversed(self._store.jobs) if one.api == NAME]
-        size = request.query.get("pageSize", "")
         token = request.query.get("pageToken", "")
-        found, more = page(jobs, [one.id for one in jobs], token, int(size) if size.isdigit() else 50)
+        found, more = page(jobs, [one.id for one in jobs], token, query_number(request, "pageSize", 50))
         await self.glance(found)
         value: dict[str, Any] = {"operations": [_operation(one) for one in found]} if found else {}
         return await self.ok(request, value | ({"nextPageToken": found[-1].id} if more else {}))
@@ -164,16 +166,16 @@ def read_input(data: bytes) -> tuple[list[Row], list[Flaw]]:
 
 
 def _file(file: StoredFile, request: web.Request) -> dict[str, Any]:
-    at = datetime.fromtimestamp(file.created_at, UTC)
+    made = stamp(file.created_at)
     digest = base64.b64encode(hashlib.sha256(file.data).hexdigest().encode()).decode()
     return {
         "name": file.id,
         "displayName": file.name,
         "mimeType": file.media_type,
         "sizeBytes": str(len(file.data)),
-        "createTime": _time(at),
-        "updateTime": _time(at),
-        "expirationTime": _time(at + timedelta(hours=48)),
+        "createTime": made,
+        "updateTime": made,
+        "expirationTime": stamp(file.created_at + 2 * DAY_S),
         "sha256Hash": digest,
         "uri": f"http://{request.host}/v1beta/{file.id}",
         "state": "ACTIVE",
@@ -186,13 +188,9 @@ def _display_name(value: dict[str, Any]) -> str:
     return str(value.get("displayName") or value.get("display_name") or "")
 
 
-def _time(at: datetime) -> str:
-    return at.isoformat().replace("+00:00", "Z")
-
-
 def _operation(job: StoredJob) -> dict[str, Any]:
     name = f"batches/{job.id}"
-    at = _time(datetime.fromtimestamp(job.created_at, UTC))
+    at = stamp(job.created_at)
     good, bad = job.count(good=True), job.count(good=False)
     stats = {
         "requestCount": len(job.rows),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 from vlmbatch import jsonl
-from vlmbatch.rehearsal.apis.base import JSON_LINES, Api, page
+from vlmbatch.rehearsal.apis.base import DAY_S, JSON_LINES, Api, page, query_number
 from vlmbatch.rehearsal.http import send
 from vlmbatch.rehearsal.jobs import ENDED, Flaw, Row
 from vlmbatch.rehearsal.replies import Reply
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 NAME = "batches"
 _MAX_LINES = 50_000
-_DAY_S = 86_400
 
 
 class FilesAndBatches(Api):
@@ -53,15 +52,17 @@ class FilesAndBatches(Api):
         """List files, newest first."""
         purpose = request.query.get("purpose")
         files = [one for one in reversed(self._store.files.values()) if purpose in {None, one.purpose}]
-        found, more = page(files, [one.id for one in files], request.query.get("after", ""), _limit(request, 10_000))
+        found, more = page(
+            files, [one.id for one in files], request.query.get("after", ""), query_number(request, "limit", 10_000)
+        )
         return await self.ok(request, _list([_file(one) for one in found], more=more))
 
     async def file(self, request: web.Request) -> web.StreamResponse:
         """Tell about a file."""
         file = self._store.files.get(request.match_info["id"])
-        return (
-            await self.refuse(request, 404, "No such File object.") if not file else await self.ok(request, _file(file))
-        )
+        if file is None:
+            return await self.refuse(request, 404, "No such File object.")
+        return await self.ok(request, _file(file))
 
     async def content(self, request: web.Request) -> web.StreamResponse:
         """Give a file's bytes."""
@@ -100,7 +101,7 @@ class FilesAndBatches(Api):
         """List jobs, newest first."""
         jobs = [one for one in reversed(self._store.jobs) if one.api == NAME]
         ids = [f"batch_{one.id}" for one in jobs]
-        found, more = page(jobs, ids, request.query.get("after", ""), _limit(request, 20))
+        found, more = page(jobs, ids, request.query.get("after", ""), query_number(request, "limit", 20))
         await self.glance(found)
         return await self.ok(request, _list([_job(one) for one in found], more=more))
 
@@ -156,11 +157,6 @@ def read_input(data: bytes, endpoint: str) -> tuple[list[Row], list[Flaw]]:
     return rows, flaws
 
 
-def _limit(request: web.Request, default: int) -> int:
-    text = request.query.get("limit", "")
-    return int(text) if text.isdigit() else default
-
-
 def _list(items: list[dict[str, Any]], *, more: bool) -> dict[str, Any]:
     ids = [one["id"] for one in items] or [None]
     return {"object": "list", "data": items, "first_id": ids[0], "last_id": ids[-1], "has_more": more}
@@ -172,7 +168,7 @@ def _file(file: StoredFile) -> dict[str, Any]:
         "object": "file",
         "bytes": len(file.data),
         "created_at": int(file.created_at),
-        "expires_at": int(file.created_at) + 30 * _DAY_S,
+        "expires_at": int(file.created_at) + 30 * DAY_S,
         "filename": file.name,
         "purpose": file.purpose,
         "status": "processed",
@@ -195,7 +191,7 @@ def _job(job: StoredJob) -> dict[str, Any]:
         "output_file_id": job.results.get("output"),
         "error_file_id": job.results.get("error"),
         "created_at": at,
-        "expires_at": at + _DAY_S,
+        "expires_at": at + DAY_S,
         "request_counts": {
             "total": 0 if job.state == "validating" or is_failed else len(job.rows),
             "completed": job.count(good=True),

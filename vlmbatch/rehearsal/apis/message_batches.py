@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
 from vlmbatch import jsonl
-from vlmbatch.rehearsal.apis.base import JSON_LINES, Api, page
+from vlmbatch.rehearsal.apis.base import DAY_S, JSON_LINES, Api, page, query_number, stamp
 from vlmbatch.rehearsal.http import send
 from vlmbatch.rehearsal.jobs import ENDED, Row
 from vlmbatch.rehearsal.replies import Reply
@@ -50,7 +49,7 @@ class MessageBatches(Api):
             "filename": file.name,
             "mime_type": file.media_type,
             "size_bytes": len(file.data),
-            "created_at": _time(file.created_at),
+            "created_at": stamp(file.created_at),
             "downloadable": False,
         }
         return await self.made(request, "upload", value)
@@ -84,8 +83,7 @@ class MessageBatches(Api):
         """List jobs, newest first."""
         jobs = [one for one in reversed(self._store.jobs) if one.api == NAME]
         ids = [f"msgbatch_{one.id}" for one in jobs]
-        text = request.query.get("limit", "20")
-        found, more = page(jobs, ids, request.query.get("after_id", ""), int(text) if text.isdigit() else 20)
+        found, more = page(jobs, ids, request.query.get("after_id", ""), query_number(request, "limit", 20))
         await self.glance(found)
         values = [_job(one, request) for one in found]
         edge = [one["id"] for one in values] or [None]
@@ -131,13 +129,9 @@ def _wrong(requests: object) -> str:
     return ""
 
 
-def _time(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
-
-
 def _job(job: StoredJob, request: web.Request) -> dict[str, Any]:
     ended = job.state in ENDED
-    at = datetime.fromtimestamp(job.created_at, UTC)
+    made = stamp(job.created_at)
     unrun = sum(one.reply is None for one in job.done)
     counts = {
         "processing": 0 if ended else len(job.rows),
@@ -152,10 +146,10 @@ def _job(job: StoredJob, request: web.Request) -> dict[str, Any]:
         "type": "message_batch",
         "processing_status": "ended" if ended else "canceling" if job.state == "cancelling" else "in_progress",
         "request_counts": counts,
-        "created_at": _time(job.created_at),
-        "expires_at": _time((at + timedelta(days=1)).timestamp()),
-        "ended_at": _time(job.created_at) if ended else None,
-        "cancel_initiated_at": _time(job.created_at) if job.state in {"cancelling", "cancelled"} else None,
+        "created_at": made,
+        "expires_at": stamp(job.created_at + DAY_S),
+        "ended_at": made if ended else None,
+        "cancel_initiated_at": made if job.state in {"cancelling", "cancelled"} else None,
         "archived_at": None,
         "results_url": url if ended else None,
     }

@@ -6,13 +6,10 @@ is checked by any BagIt tool; a redacted copy keeps every hash, so that whoever 
 
 from vlmbatch.stages.archive.bagging import BagOptions, BagResult, bag
 from vlmbatch.stages.archive.base import check_new
-from vlmbatch.stages.archive.redacting import IMAGES, PATHS, PROMPTS, RedactResult, check_redact, redact
+from vlmbatch.stages.archive.redacting import RedactResult, check_redact, redact
 from vlmbatch.stages.archive.sealing import SealResult, seal
 
 __all__ = [
-    "IMAGES",
-    "PATHS",
-    "PROMPTS",
     "BagOptions",
     "BagResult",
     "RedactResult",

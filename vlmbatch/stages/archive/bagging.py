@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 from vlmbatch import __version__, jsonl
 from vlmbatch.errors import IntegrityError, Problem
 from vlmbatch.records import Event
-from vlmbatch.rundir import SEALED
-from vlmbatch.stages.archive.base import Hashed, check_frozen, copy_hashed, list_files, new_folder, write_new
+from vlmbatch.rundir import SEALED, parse_sums
+from vlmbatch.stages.archive.base import Hashed, check_frozen, check_new, copy_hashed, list_files, write_new
 from vlmbatch.stages.archive.crate import METADATA, describe
+from vlmbatch.stages.folders import new_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -68,9 +69,10 @@ def bag(
         IntegrityError: A frozen file, or a file under the seal, is not what it was; no bag is left.
         OSError: A file cannot be read or written.
     """
+    check_new(run, dest)
     options = options or BagOptions()
     day = options.date or datetime.now(UTC).date()
-    with run.lock(), run.lock("rehearsal"), new_folder(run, dest) as folder:
+    with run.lock(), run.lock("rehearsal"), new_folder(dest) as folder:
         names = list_files(run.path)
         payload: dict[str, Hashed] = {}
         for name in names:
@@ -95,7 +97,7 @@ def _check_seal(run: RunDir, payload: Mapping[str, Hashed]) -> None:
     if SEALED not in payload:
         return
     with open(run.file(SEALED), "rb") as file:
-        sealed = read_sums(file.read())
+        sealed = parse_sums(file.read())
     changed = {name for name, digest in sealed.items() if name not in payload or payload[name].sha256 != digest}
     changed |= payload.keys() - sealed.keys() - {SEALED}
     if changed:
@@ -108,20 +110,6 @@ def _check_seal(run: RunDir, payload: Mapping[str, Hashed]) -> None:
         )
 
 
-def read_sums(data: bytes) -> dict[str, str]:
-    """Read a list in the form of ``sha256sum``, escaped names included; return {name: digest}."""
-    sums = {}
-    for line in data.decode("utf-8", "surrogateescape").split("\n"):
-        is_escaped = line.startswith("\\")
-        digest, _, name = line[is_escaped:].partition("  ")
-        if is_escaped:
-            parts = [part.replace("\\n", "\n").replace("\\r", "\r") for part in name.split("\\\\")]
-            name = "\\".join(parts)
-        if name:
-            sums[name] = digest
-    return sums
-
-
 def _write_tags(run: RunDir, folder: str, payload: Mapping[str, Hashed], day: date) -> None:
     size = sum(facts.bytes for facts in payload.values())
     info = {
@@ -129,7 +117,7 @@ def _write_tags(run: RunDir, folder: str, payload: Mapping[str, Hashed], day: da
         "Bagging-Date": day.isoformat(),
         "External-Description": f"vlmbatch run folder: {run.requests} requests to {run.info['model']}",
         "External-Identifier": f"vlmbatch-fingerprint:{run.fingerprint}",
-        "Internal-Sender-Identifier": os.path.basename(os.path.abspath(run.path)),
+        "Internal-Sender-Identifier": run.name,
         "Payload-Oxum": f"{size}.{len(payload)}",
     }
     tags = {

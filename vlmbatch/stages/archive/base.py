@@ -1,12 +1,9 @@
-"""What sealing, bagging and redacting share: the files of a folder, their hashes, and new folders that exist whole."""
+"""What sealing, bagging and redacting share: the files of a folder, their hashes, and how a copy is written."""
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
-import secrets
-import shutil
 import stat
 from concurrent.futures import ThreadPoolExecutor
 from importlib.resources import files
@@ -16,9 +13,10 @@ from vlmbatch import jsonl
 from vlmbatch.errors import InputError, IntegrityError, Problem
 from vlmbatch.records import Event
 from vlmbatch.rundir import LOCKS, REDACTED, RUN_JSON, SHA256SUMS, parse_sums
+from vlmbatch.stages import folders
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from vlmbatch.rundir import RunDir
 
@@ -41,11 +39,11 @@ def list_files(folder: str) -> list[str]:
     """
     found: list[str] = []
     odd: list[Problem] = []
-    for place, folders, names in os.walk(folder):
+    for place, inner, names in os.walk(folder):
         inside = os.path.relpath(place, folder)
         prefix = "" if inside == "." else f"{inside.replace(os.sep, '/')}/"
-        folders[:] = [name for name in folders if name != LOCKS and not _is_temporary(name)]
-        for name in (*names, *(one for one in folders if os.path.islink(os.path.join(place, one)))):
+        inner[:] = [name for name in inner if name != LOCKS and not _is_temporary(name)]
+        for name in (*names, *(one for one in inner if os.path.islink(os.path.join(place, one)))):
             if _is_temporary(name):
                 continue
             if not stat.S_ISREG(os.lstat(os.path.join(place, name)).st_mode):
@@ -133,43 +131,14 @@ def verify_script() -> bytes:
 
 
 def check_new(run: RunDir, target: str) -> None:
-    """Check that a folder can be made.
+    """Check that a new folder can stand in a place, and that it is not the run folder's own.
 
     Raises:
-        InputError: It exists already, lies in the run folder itself, or there is no place for it.
+        InputError: It cannot, or it is.
     """
-    target = os.path.abspath(target)
-    parent = os.path.dirname(target)
-    if os.path.lexists(target):
-        raise InputError(f"{target}: exists already", hint="choose a new name")
-    if os.path.join(os.path.realpath(parent), "").startswith(os.path.join(os.path.realpath(run.path), "")):
+    folders.check_new(target)
+    if os.path.join(os.path.realpath(target), "").startswith(os.path.join(os.path.realpath(run.path), "")):
         raise InputError(f"{target}: lies in the run folder", hint="choose a place outside of it")
-    if not os.path.isdir(parent):
-        raise InputError(f"{target}: its folder does not exist", hint="make it, or choose another place")
-
-
-@contextlib.contextmanager
-def new_folder(run: RunDir, target: str) -> Iterator[str]:
-    """Make a folder under a hidden name beside its place; it gets there when the block ends without an exception.
-
-    Raises:
-        InputError: As for :func:`check_new`.
-    """
-    check_new(run, target)
-    target = os.path.abspath(target)
-    parent, name = os.path.split(target)
-    hidden = os.path.join(parent, f".{name}.{secrets.token_hex(4)}.building")
-    try:
-        os.mkdir(hidden)
-    except OSError as error:
-        raise InputError(f"{target}: cannot be made ({error.strerror})", hint="choose another place") from None
-    try:
-        yield hidden
-        jsonl.fsync_dir(hidden)
-        os.rename(hidden, target)
-        jsonl.fsync_dir(parent)
-    finally:
-        shutil.rmtree(hidden, ignore_errors=True)
 
 
 def write_new(folder: str, name: str, data: bytes) -> Hashed:

@@ -8,6 +8,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 from vlmbatch import jsonl
+from vlmbatch.stages.collecting.export import members
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -49,10 +50,10 @@ class Blinds:
 
     def row(self, custom_id: str, row: bytes) -> Any:
         """Return what stands for a row: the fields that may stay, and a commitment to the whole."""
-        value = jsonl.loads(row)
-        if not value:
+        own = dict(members(row))
+        if not own:
             return jsonl.Fragment(row)
-        kept = {name: value[name] for name in value if name in self._keep}
+        kept = {name: jsonl.Fragment(own[name].encode("utf-8", "surrogatepass")) for name in own if name in self._keep}
         return {**kept, WITHHELD: self.commit(custom_id, "row", row)}
 
     def value(self, field_: str, value: Any) -> Any:

@@ -130,7 +130,7 @@ def _root(
         "@id": "./",
         "@type": "Dataset",
         "conformsTo": {"@id": _PROFILE},
-        "name": os.path.basename(os.path.abspath(run.path)),
+        "name": run.name,
         "description": f"A vlmbatch run: {run.requests:,} requests to {run.info['model']}, with frozen requests, "
         "raw answers and one record per request",
         "identifier": f"vlmbatch-fingerprint:{run.fingerprint}",

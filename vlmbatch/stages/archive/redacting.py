@@ -28,6 +28,7 @@ from vlmbatch.rundir import (
     INPUTS,
     MANIFEST,
     MERGED,
+    ORIGINALS,
     PROGRESS,
     REDACTED,
     REJECTED,
@@ -47,13 +48,13 @@ from vlmbatch.stages.archive.base import (
     copy_hashed,
     hash_files,
     list_files,
-    new_folder,
     sums_text,
     verify_script,
     write_new,
     write_pieces,
 )
 from vlmbatch.stages.archive.commitments import Blinds
+from vlmbatch.stages.folders import new_folder
 from vlmbatch.stages.reporting.inline import iter_images
 
 if TYPE_CHECKING:
@@ -66,7 +67,6 @@ IMAGES = "images"
 PATHS = "paths"
 PROMPTS = "prompts"
 REDACTED_SCHEMA = "vlmbatch.redacted/1"
-ORIGINALS = "ORIGINALS.sha256"
 OPENINGS = ".openings.jsonl"
 _HIDDEN = "withheld"
 _ECHOING = frozenset({Status.HTTP_ERROR, Status.NETWORK_ERROR, Status.INVALID_JSON})
@@ -130,7 +130,7 @@ def redact(
     """
     check_redact(run, dest, what)
     going, openings = _going(what), os.path.abspath(dest) + OPENINGS
-    with run.lock(), run.lock("rehearsal"), new_folder(run, dest) as folder:
+    with run.lock(), run.lock("rehearsal"), new_folder(dest) as folder:
         originals = hash_files(run.path, list_files(run.path))
         check_frozen(run, originals)
         blinds = Blinds(run, frozenset(keep_fields))
@@ -272,9 +272,10 @@ class _Copy:
     def _merged(self) -> Iterator[bytes]:
         lines = jsonl.iter_lines(self.run.file(MERGED))
         for line, entry in zip_longest(lines, self.run.iter_entries()):
-            record = jsonl.parse_object(line.data) if line else None
-            if record is None or entry is None or record.get("custom_id") != entry.custom_id:
+            known = jsonl.parse_object(line.data) if line else None
+            if line is None or known is None or entry is None or known.get("custom_id") != entry.custom_id:
                 raise _not_ours(self.run.file(MERGED), "holds other records than one for each request, in order")
+            record = jsonl.loads_exact(line.data)
             if PROMPTS in self.going:
                 _hide_echoes(record)
             yield self._blind_record(record, entry)

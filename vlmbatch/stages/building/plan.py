@@ -13,13 +13,13 @@ from dataclasses import dataclass, field, replace
 from typing import IO, TYPE_CHECKING, Any
 
 from vlmbatch import classify, images, inputs, jsonl, providers
-from vlmbatch.errors import InputError, Problem
+from vlmbatch.errors import InputError, Problem, cannot_read
 from vlmbatch.inputs import strict
 from vlmbatch.inputs.base import DEFAULT_IMAGE_FIELD, RowError, Verbatim
 from vlmbatch.providers.base import Ask
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from vlmbatch.images import ImagePolicy
     from vlmbatch.inputs.base import Source
@@ -39,6 +39,9 @@ class BuildOptions:
         carrier: ``inline``, or ``provider-file``: the images go into the provider's own file store first.
         base_url: Where that file store is; empty = the provider's own address.
         workers: Threads that read and encode; None = one per processor.
+        stdin: The stream that the source ``-`` means.
+        rows: Objects with the fields that the options name, instead of sources; iterated once. An image field may hold
+            a path, bytes, a picture of Pillow's, an array of 8-bit pixels, or a list of such.
     """
 
     sources: Sequence[str] = ()
@@ -80,8 +83,9 @@ class BuildOptions:
     base_url: str = ""
     skip_bad: bool = False
     workers: int | None = None
-    env: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)
     stdin: IO[bytes] | None = None
+    rows: Iterable[Mapping[str, Any]] | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +111,11 @@ class Plan:
     answer: dict[str, Any]
     settings: dict[str, Any]
 
+    @property
+    def ask(self) -> Ask:
+        """What the first output asks: model, endpoint and headers are those of all."""
+        return next(iter(self.asks.values()))
+
 
 DEFAULT_MAX_TOKENS = 4096
 
@@ -129,12 +138,26 @@ def plan(options: BuildOptions) -> Plan:
     return Plan(
         options=options,
         provider=provider_name(options),
-        source=inputs.open_source(list(options.sources), _source_options(options, prompt), stdin=options.stdin),
+        source=_open(options, _source_options(options, prompt)),
         asks={"": ask},
         verbatim=_named_apart(verbatim),
         answer={"json": ask.json_answer, "schema": ask.json_schema},
         settings={},
     )
+
+
+def _open(options: BuildOptions, how: inputs.SourceOptions) -> Source:
+    if options.rows is not None:
+        return inputs.open_rows(options.rows, how, encode=_as_file)
+    return inputs.open_source(list(options.sources), how, stdin=options.stdin)
+
+
+def _as_file(value: Any) -> bytes | None:
+    """Return pixels as a file, None where a value is none."""
+    try:
+        return images.as_png(value)
+    except images.ImageError as error:
+        raise RowError(error.code, str(error)) from None
 
 
 def provider_name(options: BuildOptions) -> str:
@@ -148,13 +171,15 @@ def _plan_config(options: BuildOptions) -> Plan:
     from vlmbatch.inputs.pipelinesource import open_pipeline
 
     refused = {
-        "SOURCE: the pipeline file names its datasets": bool(options.sources),
+        "SOURCE: the pipeline file names its datasets": bool(options.sources) or options.rows is not None,
         "--prompt, --prompt-file, --prompt-template: the file's outputs say it": any(
             one is not None for one in (options.prompt, options.prompt_file, options.prompt_template)
         ),
         "--response-format, --json-schema: the file's outputs say it": any(
             one is not None for one in (options.response_format, options.json_schema)
         ),
+        "--image-field, --question-field: the file's inputs say it": bool(options.image_field)
+        or options.question_field is not None,
     }
     problems = [Problem("usage", message) for message, holds in refused.items() if holds]
     if problems:
@@ -190,10 +215,14 @@ def _contradictions(options: BuildOptions) -> list[Problem]:
     """Return every contradiction among the options, at once."""
     no_text = not (options.prompt or options.prompt_file or options.prompt_template or options.question_field)
     rules = {
-        "SOURCE is missing: give a folder, images or a table": not options.sources,
+        "SOURCE is missing: give a folder, images or a table": not options.sources and options.rows is None,
+        "sources and rows exclude each other": bool(options.sources) and options.rows is not None,
         "--model is missing": not (options.model or "").strip(),
         "no text to send: give --prompt, --prompt-file, --prompt-template or --question-field": no_text,
         "--prompt and --prompt-file exclude each other": options.prompt is not None and options.prompt_file is not None,
+        "--prompt-template stands for the whole prompt: it excludes --prompt and --prompt-file": (
+            options.prompt_template is not None and (options.prompt, options.prompt_file) != (None, None)
+        ),
     }
     return [Problem("usage", message) for message, holds in rules.items() if holds]
 
@@ -318,7 +347,7 @@ def _read(path: str) -> Verbatim:
         with open(path, "rb") as file:
             return Verbatim(os.path.basename(path), file.read())
     except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror})", hint="check the path") from None
+        raise cannot_read(path, error) from None
 
 
 def _text(file: Verbatim) -> str:

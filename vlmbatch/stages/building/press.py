@@ -12,12 +12,13 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from vlmbatch import __version__, jsonl
-from vlmbatch.errors import InputError, Problem
+from vlmbatch.errors import InputError
 from vlmbatch.freeze import LineWriter, ShardWriter, id_stem
 from vlmbatch.inputs.base import Rejected
 from vlmbatch.providers import limits
 from vlmbatch.records import REJECTED_SCHEMA, RUN_SCHEMA, Event, ManifestRef, RunInfo
 from vlmbatch.rundir import MANIFEST, REJECTED
+from vlmbatch.stages.building.refusals import Refusals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -28,9 +29,6 @@ if TYPE_CHECKING:
     from vlmbatch.records import ImageFacts, ImageRecord
     from vlmbatch.rundir import Draft
     from vlmbatch.stages.building.plan import Plan
-
-_SHOWN_PROBLEMS = 1000
-"""Bad inputs kept for the message; all are counted."""
 
 _SENTENCES = {
     "gps": "image(s) carry a GPS position, which leaves the building with them; --strip-metadata drops it",
@@ -48,10 +46,6 @@ _SENTENCES = {
     "trailing_bytes": "image(s) have stray bytes behind their end; they are sent as they are",
     "oversize": "request(s) are larger than a whole shard may be and stand alone in theirs",
 }
-
-
-_CONVERTIBLE = frozenset({"media_type", "animated"})
-"""Why a provider refuses images that would pass as another file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +67,7 @@ class Press:
         self._plan = todo
         self._provider = provider
         self._draft = draft
-        self._ask = next(iter(todo.asks.values()))
+        self._ask = todo.ask
         max_bytes, max_requests = provider.shard_limits(self._ask.model)
         self._max_bytes = options.shard_max_bytes or max_bytes
         self._shards = ShardWriter(
@@ -81,8 +75,7 @@ class Press:
         )
         self._manifest = LineWriter(draft, MANIFEST)
         self._rejected = LineWriter(draft, REJECTED) if options.skip_bad else None
-        self._problems: list[Problem] = []
-        self._bad = 0
+        self._refusals = Refusals(is_each_told=options.rows is not None)
         self._image_count = 0
         self._hashes = array("Q")  # 8 bytes an image: enough to count duplicates, and memory stays flat
         self._source_digest = sha256()
@@ -104,21 +97,24 @@ class Press:
             InputError: There are bad inputs, or nothing to build.
         """
         try:
-            self._take(made, on_event)
+            seen = self._take(made, on_event)
         except InputError as error:
             # The table as a whole is at fault; the bad rows that came before are told with it.
-            raise InputError(error.message, hint=error.hint, problems=[*self._problems, *error.problems]) from None
-        self._refuse_bad()
+            problems = [*self._refusals.problems(), *error.problems]
+            raise InputError(error.message, hint=error.hint, problems=problems) from None
+        self._refuse_bad(seen)
 
-    def _take(self, made: Iterable[Made | Rejected], on_event: Callable[[Event], None] | None) -> None:
-        source = self._plan.source
+    def _take(self, made: Iterable[Made | Rejected], on_event: Callable[[Event], None] | None) -> int:
+        """Write or refuse every input; return how many there are."""
+        source, done = self._plan.source, 0
         for done, one in enumerate(made, start=1):
             if isinstance(one, Rejected):
                 self._reject(one)
-            elif not self._bad or self._plan.options.skip_bad:
+            elif not self._refusals.count or self._plan.options.skip_bad:
                 self._put(one)
             if on_event:
                 on_event(Event("progress", "build", done=done, total=source.total))
+        return done
 
     def _put(self, made: Made) -> None:
         frozen, item = made.frozen, made.item
@@ -157,45 +153,38 @@ class Press:
         self._noticed["oversize"] += len(made.frozen.line) >= self._max_bytes
 
     def _reject(self, rejected: Rejected) -> None:
-        self._bad += 1
-        where = rejected.path if rejected.source_line is None else rejected.where
-        if len(self._problems) < _SHOWN_PROBLEMS:
-            self._problems.append(
-                Problem(rejected.code, rejected.message, where or rejected.path, rejected.source_line)
-            )
+        self._refusals.add(rejected)
         if self._rejected is not None:
             told = {
                 "schema": REJECTED_SCHEMA,
                 "index": rejected.index,
                 "source_line": rejected.source_line,
                 "path": rejected.path or None,
-                "reason": {"code": rejected.code, "message": rejected.message},
+                "reason": {"code": rejected.code, "message": rejected.sentence},
             }
             with self._draft.writing():
                 self._rejected.put(jsonl.dumps(told))
 
-    def _refuse_bad(self) -> None:
-        beside = self._plan.source.report.problems
-        if (self._bad or beside) and not self._plan.options.skip_bad:
-            raise InputError(
-                f"{self._bad + len(beside):,} bad input(s); nothing was written",
-                hint=self._way_out(),
-                problems=[*self._problems, *beside],
-            )
-        if not self._manifest.lines:
-            raise InputError(
-                f"nothing to build: {self._plan.source.path} gave no usable input",
-                hint="check the path; hidden files and files with known non-image suffixes are left out",
-                problems=self._problems,
-            )
+    def _refuse_bad(self, seen: int) -> None:
+        """Refuse the whole where some input is bad and none may be, or where none is good.
 
-    def _way_out(self) -> str:
-        """Return what may be done about bad inputs."""
-        converts = not self._plan.options.image_policy.convert_unsupported and any(
-            problem.code in _CONVERTIBLE for problem in self._problems
+        Args:
+            seen: How many inputs there were.
+        """
+        options, source, refusals = self._plan.options, self._plan.source, self._refusals
+        bad = refusals.count + len(source.report.problems)
+        if self._manifest.lines and (options.skip_bad or not bad):
+            return
+        said = f"nothing to build: {source.path} gave no usable input"
+        raise InputError(
+            said if options.skip_bad or not bad else f"{bad:,} bad input(s); nothing was written",
+            hint=refusals.way_out(
+                is_all=refusals.count == seen,
+                names_fields=options.config is None,
+                converts=options.image_policy.convert_unsupported,
+            ),
+            problems=[*refusals.problems(), *source.report.problems],
         )
-        convert = ", --convert-unsupported converts what the provider does not take" if converts else ""
-        return f"mend them{convert}, or --skip-bad records them in rejected.jsonl and goes on"
 
     def finish(self, carrier: Mapping[str, Any] | None = None) -> RunInfo:
         """Close the files, copy the verbatim inputs, and return run.json.
@@ -228,7 +217,7 @@ class Press:
                 "kind": source.kind,
                 "path": source.path,
                 "sha256": source.report.sha256 or self._source_digest.hexdigest(),
-                "count": self._manifest.lines + self._bad,
+                "count": self._manifest.lines + self._refusals.count,
             },
             "image_policy": options.image_policy.as_record(),
             "answer": self._plan.answer,
@@ -264,13 +253,14 @@ class Press:
 
     def _libraries(self) -> dict[str, str]:
         """Return the versions of what can change a frozen byte; two machines differ for nothing else."""
-        names = ["orjson"] + (["pillow"] if self._plan.options.image_policy.changes_bytes else [])
+        are_written = self._plan.options.image_policy.changes_bytes or self._plan.source.report.encoded
+        names = ["orjson"] + (["pillow"] if are_written else [])
         return {name: version(name) for name in names}
 
     def _counts(self) -> dict[str, int]:
         return {
             "requests": self._manifest.lines,
-            "rejected": self._bad,
+            "rejected": self._refusals.count,
             "images": self._image_count,
             "duplicate_images": _repeats(self._hashes),
         }

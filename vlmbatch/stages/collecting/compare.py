@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from vlmbatch import jsonl
 from vlmbatch.records import Status
-from vlmbatch.stages.collecting.merge import is_filled
+from vlmbatch.stages.collecting.fields import is_filled
 from vlmbatch.stages.collecting.splice import iter_records
-from vlmbatch.stages.collecting.summary import AT_CAP
+from vlmbatch.stages.collecting.summary import AT_CAP, rate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -111,7 +111,7 @@ def compare(one: Side, other: Side) -> dict[str, Any]:
         "here": _column(one, tally.here, tally.matched),
         "there": _column(other, tally.there, tally.matched),
         "changes": [{"here": a, "there": b, "count": count} for (a, b), count in tally.changes.most_common()],
-        "agreement": {"both_ok": tally.both_ok, "equal": tally.equal, "rate": _rate(tally.equal, tally.both_ok)},
+        "agreement": {"both_ok": tally.both_ok, "equal": tally.equal, "rate": rate(tally.equal, tally.both_ok)},
         "fields": {
             name: _field(tally, name) for name in sorted({*tally.filled_here, *tally.filled_there, *tally.field_both})
         },
@@ -124,9 +124,9 @@ def _field(tally: _Tally, name: str) -> dict[str, Any]:
     return {
         "both": both,
         "equal": equal,
-        "rate": _rate(equal, both),
-        "filled_here": _rate(tally.filled_here[name], tally.here[Status.OK]),
-        "filled_there": _rate(tally.filled_there[name], tally.there[Status.OK]),
+        "rate": rate(equal, both),
+        "filled_here": rate(tally.filled_here[name], tally.here[Status.OK]),
+        "filled_there": rate(tally.filled_there[name], tally.there[Status.OK]),
     }
 
 
@@ -135,7 +135,7 @@ def _half(side: Side, position: int) -> dict[str, Any]:
     row = side.read.overlay.winner[position]
     if row < 0:
         return {"status": Status.MISSING.value, "json": None, "text": None, "authoritative": None}
-    half: dict[str, Any] = jsonl.loads(side.spool.of_attempt(side.read.overlay, row))
+    half: dict[str, Any] = jsonl.loads_exact(side.spool.of_attempt(side.read.overlay, row))
     return half
 
 
@@ -147,18 +147,14 @@ def _column(side: Side, counts: Counter[str], matched: int) -> dict[str, Any]:
         "provider": side.run.info["provider"],
         "requests": side.summary["requests"],
         "counts": {status.value: counts[status] for status in Status},
-        "ok_rate": _rate(counts[Status.OK], matched),
-        "refusal_rate": _rate(counts[Status.REFUSAL], matched),
-        "empty_rate": _rate(counts[Status.EMPTY], matched),
-        "at_cap_rate": _rate(sum(counts[status] for status in AT_CAP), matched),
-        "failed_rate": _rate(sum(counts[status] for status in _FAILED), matched),
+        "ok_rate": rate(counts[Status.OK], matched),
+        "refusal_rate": rate(counts[Status.REFUSAL], matched),
+        "empty_rate": rate(counts[Status.EMPTY], matched),
+        "at_cap_rate": rate(sum(counts[status] for status in AT_CAP), matched),
+        "failed_rate": rate(sum(counts[status] for status in _FAILED), matched),
         "cost_usd": side.summary["cost"]["total_usd"],
         "cost_is_lower_bound": side.summary["cost"]["is_lower_bound"],
     }
-
-
-def _rate(count: int, of: int) -> float | None:
-    return round(count / of, 6) if of else None
 
 
 def _answer(record: Mapping[str, Any]) -> Any:

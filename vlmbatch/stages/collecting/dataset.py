@@ -5,17 +5,13 @@ The card states what the run knows and nothing else: no licence, no language, no
 
 from __future__ import annotations
 
-import os
-import secrets
-import shutil
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from vlmbatch.errors import InputError
 from vlmbatch.stages.collecting.export import FIRST, IMAGES, OURS, cell, members, our_cells
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from typing import BinaryIO
 
     from vlmbatch.rundir import RunDir
@@ -85,25 +81,6 @@ def _storable(value: Any) -> Any:
     if isinstance(value, str) and not value.isascii():
         return value.encode("utf-8", "backslashreplace").decode()
     return value
-
-
-@contextmanager
-def building(target: str) -> Iterator[str]:
-    """Make a folder under a hidden name beside its place; it gets there when the block ends without an exception.
-
-    Raises:
-        InputError: The target exists already.
-    """
-    if os.path.lexists(target):
-        raise InputError(f"{target}: exists already", hint="choose a new name for --hf")
-    parent, name = os.path.split(os.path.abspath(target))
-    hidden = os.path.join(parent, f".{name}.{secrets.token_hex(4)}.building")
-    os.mkdir(hidden)
-    try:
-        yield hidden
-        os.rename(hidden, target)
-    finally:
-        shutil.rmtree(hidden, ignore_errors=True)
 
 
 def card(run: RunDir, summary: Mapping[str, Any], sha256: str, size: int) -> str:

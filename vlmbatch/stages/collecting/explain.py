@@ -14,7 +14,7 @@ from vlmbatch import jsonl, rundir
 from vlmbatch.errors import InputError
 from vlmbatch.records import MODEL_ANSWERS, Status
 from vlmbatch.stages.collecting.overlay import CHANNELS, OTHERS, TOKENS
-from vlmbatch.stages.collecting.summary import AT_CAP, CAP_SHARE
+from vlmbatch.stages.collecting.summary import AT_CAP, CAP_SHARE, SHARES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -24,7 +24,6 @@ _WHOLE: Final = r"sed 's/\\u[dD][89a-fA-F][0-9a-fA-F][0-9a-fA-F]/\\ufffd/g'"
 _ATTEMPTS: Final = "inputs | select(.source_file) | ., .superseded[]"
 _HAS_ID: Final = "select(.custom_id // .key)"
 _LINES: Final = f"inputs | fromjson? | objects | {_HAS_ID}"
-_SHARES: Final = {"p50": 50, "p90": 90, "p95": 95, "p99": 99, "max": 100}
 _RATES: Final = """
 ([$e[] | map_values(if type == "string" and test("^[0-9.]+$") then tonumber else . end)
   | select((.price_in_usd_per_mtok and .price_out_usd_per_mtok)
@@ -174,7 +173,7 @@ def _of_spread(summary: Mapping[str, Any], merged: str) -> Iterator[tuple[str, A
     }
     for name, stream in streams.items():
         yield f"{name}.count", summary[name]["count"], Query("records that tell it", _jq(_count(stream), merged))
-        for share, percent in _SHARES.items():
+        for share, percent in SHARES.items():
             program = f"[{stream}] | sort | .[((length * {percent} / 100) | ceil) - 1]"
             if summary[name]["count"]:
                 yield f"{name}.{share}", summary[name][share], Query("nearest rank, over records", _jq(program, merged))

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from vlmbatch import jsonl
 from vlmbatch.records import Status
+from vlmbatch.rundir import input_index
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from typing import BinaryIO
 
     from vlmbatch.rundir import RunDir
@@ -253,29 +254,34 @@ class RowsSink:
     failed).
     Where the run has an output schema, the line is what that says, and ``error``. A field of the input that has one of
     our names is kept under ``input_NAME``.
+
+    Args:
+        file: Where the lines go.
+        run: The run.
+        outputs: The name of each record's output, in manifest order.
     """
 
-    def __init__(self, file: BinaryIO, run: RunDir) -> None:
+    def __init__(self, file: BinaryIO, run: RunDir, outputs: Iterable[str]) -> None:
         answer = run.info.get("answer") or {}
         self._file = file
         self._schema = answer.get("output_schema")
-        self._is_joined = bool(answer.get("outputs"))
-        self._held: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        self._names = list(answer.get("outputs") or ())
+        self._outputs = iter(outputs)
+        self._held: dict[str, dict[str, Any]] = {}
+        self._number = -1
         self._row = b""
 
     def put(self, line: Line, record: dict[str, Any]) -> None:
         """Take one record; a row is written once the record of another row comes."""
-        if not self._is_joined:
+        if not self._names:
             answer = {**row_answer(record), "status": record["status"]}
             self._write(line.row, answer, is_rehearsal=record["rehearsal"])
             return
-        place = jsonl.loads(b"{%b}" % line.place)
-        held = [other["output"] for other, _ in self._held]
-        last = self._held[-1][0] if self._held else place
-        if self._held and (place["output"] in held or place.get("source_line") != last.get("source_line")):
-            self._release()
-        self._held.append((place, record))
-        self._row = line.row
+        number = input_index(record["custom_id"]) // len(self._names)  # inputs count on over a row's outputs
+        if number != self._number:
+            self.close()
+        self._number, self._row = number, line.row
+        self._held[next(self._outputs)] = record
 
     def close(self) -> None:
         """Write the last row."""
@@ -283,8 +289,7 @@ class RowsSink:
             self._release()
 
     def _release(self) -> None:
-        records = {place["output"]: record for place, record in self._held}
-        self._held = []
+        records, self._held = self._held, {}
         is_rehearsal = any(record["rehearsal"] for record in records.values())
         answers = {name: row_answer(record) for name, record in records.items()}
         plain = ("model", "raw_response", "parsed_answer")
@@ -297,7 +302,8 @@ class RowsSink:
             return
         from vlmbatch.inputs.rendering import render_output
 
-        rendered = render_output(self._schema, self._row, joined["parsed_answer"])
+        parsed = dict.fromkeys(self._names) | joined["parsed_answer"]
+        rendered = render_output(self._schema, self._row, parsed)
         marks = {"error": joined["error"]} | ({"rehearsal": True} if is_rehearsal else {})
         self._file.write(jsonl.dumps(rendered | marks) + b"\n")
 

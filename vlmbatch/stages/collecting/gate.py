@@ -113,9 +113,10 @@ def parse_field(text: str) -> Condition:
     return Condition(FIELD + text.strip(), ">=", Decimal(100), True)
 
 
-def field_path(condition: Condition) -> list[str]:
-    """Return the keys that lead to a required field."""
-    return condition.metric.removeprefix(FIELD).split(".")
+def required_fields(wanted: Sequence[tuple[str, Condition]]) -> list[str]:
+    """Return the paths of the fields that conditions ask for."""
+    metrics = (condition.metric for _, condition in wanted)
+    return [metric.removeprefix(FIELD) for metric in metrics if metric.startswith(FIELD)]
 
 
 def conditions(*, gate: bool, require: Sequence[str], fields: Sequence[str]) -> list[tuple[str, Condition]]:
@@ -133,7 +134,7 @@ def conditions(*, gate: bool, require: Sequence[str], fields: Sequence[str]) -> 
     taken = {condition.metric for condition in own}
     named = [(name, parse_condition(text)) for name, text in DEFAULTS.items()] if gate else []
     kept = [(name, condition) for name, condition in named if condition.metric not in taken]
-    needed = [(f"field {'.'.join(field_path(c))}", c) for c in map(parse_field, fields)]
+    needed = [(c.metric.replace(FIELD, "field ", 1), c) for c in map(parse_field, fields)]
     return [*kept, *((condition.metric, condition) for condition in own), *needed]
 
 
@@ -210,12 +211,16 @@ def _as_figure(node: Any) -> Figure | None:
 # --- what can be counted -------------------------------------------------------------------------------------
 
 
-def figures(
-    run: RunDir, read: Read, summary: Mapping[str, Any], fields: Sequence[Sequence[str]]
-) -> dict[str, Figure | None]:
+def figures(run: RunDir, read: Read, summary: Mapping[str, Any], fields: Sequence[str]) -> dict[str, Figure | None]:
     """Return everything that a condition can name without a path, with what it is a part of.
 
     Shares of reviews are not known (None) where nobody reviewed anything.
+
+    Args:
+        run: The run.
+        read: Its results.
+        summary: summary.json.
+        fields: Paths of the required fields, in the order of the overlay's ``filled``.
     """
     counts, requests = summary["counts"], summary["requests"]
     failed = counts[Status.HTTP_ERROR] + counts[Status.NETWORK_ERROR]
@@ -230,10 +235,10 @@ def figures(
         "superseded": (attempts["superseded"], attempts["total"]),
         "torn_lines": (sum(file["torn_lines"] for file in summary["files"]), None),
         "models": (len(summary["models"]), None),
-        "receipts": count_receipts(run, read),
+        "receipts": _count_receipts(run, read),
     }
-    for bit, path in enumerate(fields):
-        found[FIELD + ".".join(path)] = _count_filled(read, bit)
+    for number, path in enumerate(fields):
+        found[FIELD + path] = _count_filled(read, number)
     return {name: Figure(Decimal(value), of) for name, (value, of) in found.items()} | _reviewed(summary["reviews"])
 
 
@@ -246,13 +251,14 @@ def _reviewed(reviews: Mapping[str, int] | None) -> dict[str, Figure | None]:
     }
 
 
-def _count_filled(read: Read, bit: int) -> tuple[int, int]:
-    """Return how many ok answers fill a required field, and how many should: all those that were to be JSON."""
-    due = [(kind, count) for kind, count in read.overlay.count_won() if kind.status is Status.OK and kind.filled >= 0]
-    return sum(count for kind, count in due if kind.filled >> bit & 1), sum(count for _, count in due)
+def _count_filled(read: Read, number: int) -> tuple[int, int]:
+    """Return how many ok answers fill a required field, and how many should."""
+    won = [(kind.filled[number], count) for kind, count in read.overlay.count_won() if kind.status is Status.OK]
+    due = [(is_filled, count) for is_filled, count in won if is_filled is not None]
+    return sum(count for is_filled, count in due if is_filled), sum(count for _, count in due)
 
 
-def count_receipts(run: RunDir, read: Read) -> tuple[int, int]:
+def _count_receipts(run: RunDir, read: Read) -> tuple[int, int]:
     """Return how many answers prove by their tokens that the images arrived, and how many should.
 
     Where the provider counts the images' tokens apart, that decides. Else an answer whose input tokens are fewer than

@@ -11,20 +11,23 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vlmbatch import attempts, jsonl
-from vlmbatch.attempts import Outcome, Reader, relative_name
+from vlmbatch.attempts import Reader, relative_name
 from vlmbatch.errors import IntegrityError, Problem
-from vlmbatch.records import MODEL_ANSWERS, ErrorInfo, Event, Reading, Status, Verdict
+from vlmbatch.records import MODEL_ANSWERS, Event, Status
 from vlmbatch.stages.collecting import forked
+from vlmbatch.stages.collecting.fields import is_filled
 from vlmbatch.stages.collecting.overlay import IMAGE_SEEN, IMAGE_UNSEEN, RETRY, Ledger, Overlay, Part
 from vlmbatch.stages.collecting.splice import half_record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from vlmbatch.attempts import Job, Journal
+    from vlmbatch.attempts import Origins, Outcome
+    from vlmbatch.journal import Job
     from vlmbatch.providers.base import Provider
-    from vlmbatch.records import Asked
+    from vlmbatch.records import Asked, ErrorInfo, Reading, Verdict
     from vlmbatch.rundir import RunDir
+    from vlmbatch.stages.collecting.fields import Field
     from vlmbatch.stages.collecting.spool import Spool, SpoolPart
 
 _NAMED_STRANGERS = 5
@@ -99,37 +102,33 @@ class Merge:
     Attributes:
         run: The run.
         provider: Its adapter.
+        ledger: Its manifest in memory.
         asked: What each output asked for, in the order of the ledger's outputs.
+        fields: Fields that are asked of JSON answers.
+        spool: Where the records' halves go; None = only numbers are wanted.
         rehearsal: Whether rehearsals are wanted, and they alone.
-        fields: Paths into the JSON answer, as keys; the overlay's ``filled`` has one bit for each.
-        spool: Where the records' halves go.
-        has_records: Whether records are wanted; else only numbers are, and nothing is spooled.
-        workers: Processes that read; None = one for each processor.
     """
 
     run: RunDir
     provider: Provider
     ledger: Ledger
     asked: Sequence[Asked]
-    spool: Spool
-    has_records: bool = True
-    rehearsal: bool = False
-    fields: Sequence[Sequence[str]] = ()
-    workers: int | None = None
+    fields: Sequence[Field]
+    spool: Spool | None
+    rehearsal: bool
     _files: list[FileFacts] = field(default_factory=list)
 
-    def read(self, paths: Sequence[str], journal: Journal, on_event: Callable[[Event], None] | None = None) -> Read:
+    def read(self, paths: Sequence[str], origins: Origins, on_event: Callable[[Event], None] | None) -> Read:
         """Read the files in the given order.
 
         Raises:
             IntegrityError: A line is of no request of this run; all are counted, the first few named.
         """
-        self._files = [self._facts(path, journal) for path in paths]
+        self._files = [self._facts(path, origins) for path in paths]
         read = Read(self.ledger, Overlay(len(self.ledger)), self._files)
         total = sum(file.bytes for file in self._files)
         pieces = list(self._pieces(total))
-        is_large = total > _SMALL_BYTES
-        results = forked.in_order(pieces, self._work, workers=self.workers if is_large else 0)
+        results = forked.in_order(pieces, self._work, workers=None if total > _SMALL_BYTES else 0)
         strangers, problems, done = 0, list[Problem](), 0
         lines_before = [0] * len(paths)
         for piece, result in zip(pieces, results, strict=True):
@@ -149,8 +148,8 @@ class Merge:
         _refuse(strangers, problems[:_NAMED_STRANGERS])
         return read
 
-    def _facts(self, path: str, journal: Journal) -> FileFacts:
-        return FileFacts(path, relative_name(path, self.run), os.path.getsize(path), job=journal.job(path))
+    def _facts(self, path: str, origins: Origins) -> FileFacts:
+        return FileFacts(path, relative_name(path, self.run), os.path.getsize(path), job=origins.job(path))
 
     def _pieces(self, total: int) -> Iterator[_Piece]:
         """Yield the work in the order in which it is taken in: hashes first, then the attempts in reading order."""
@@ -158,7 +157,7 @@ class Merge:
         step = max(_PIECE_BYTES, total // _MOST_PIECES)
         for number, file in enumerate(self._files):
             for span in jsonl.split_lines(file.path, file.bytes, step):
-                yield _Piece(number, span, self.spool.new_part() if self.has_records else None)
+                yield _Piece(number, span, self.spool.new_part() if self.spool else None)
 
     def _work(self, piece: _Piece) -> Part | tuple[str, int]:
         if piece.span is None:
@@ -168,7 +167,7 @@ class Merge:
     def _read_piece(self, number: int, span: tuple[int, int], spool: SpoolPart | None) -> Part:
         """Read and judge the attempts of one piece of a file."""
         file, part = self._files[number], Part()
-        reader = Reader(file.path, self.run, self.provider, span=span, job=file.job)
+        reader = Reader(file.path, self.run, self.provider, file.job, span=span)
         ledger, asked = self.ledger, self.asked
         for outcome in reader:
             if outcome.rehearsal is not self.rehearsal:
@@ -178,12 +177,12 @@ class Merge:
             if position < 0 or not ledger.has_hash(position, outcome.line_sha256):
                 _note_stranger(part, outcome, is_known=position >= 0)
                 continue
-            wanted = asked[ledger.output_of[position]]
-            reading, verdict = attempts.judge(outcome, self.provider, wanted)
-            kind = part.kind_number(self._kind(number, outcome, reading, verdict, wanted))
+            output = ledger.output_of[position]
+            reading, verdict = attempts.judge(outcome, self.provider, asked[output])
+            kind = part.kind_number(self._kind(number, outcome, reading, verdict, output))
             part.add(position, kind, outcome.line, reading.usage, outcome.latency_s)
             if spool:
-                half = half_record(outcome, reading, verdict, is_json=wanted.json)
+                half = half_record(outcome, reading, verdict, is_json=asked[output].json)
                 part.spooled(spool.put(jsonl.dumps(half)))
         if spool:
             spool.file.flush()
@@ -191,9 +190,7 @@ class Merge:
         part.lines = jsonl.count_lines(file.path, *span)
         return part
 
-    def _kind(
-        self, number: int, outcome: Outcome, reading: Reading, verdict: Verdict, wanted: Asked
-    ) -> tuple[Any, ...]:
+    def _kind(self, number: int, outcome: Outcome, reading: Reading, verdict: Verdict, output: int) -> tuple[Any, ...]:
         """Return the fields of the attempt's :class:`~vlmbatch.stages.collecting.overlay.Kind`."""
         status, usage = verdict.status, reading.usage
         is_plain = status is Status.OK and usage["output_tokens"] is not None and len(outcome.tries) < _SEVERAL
@@ -205,18 +202,16 @@ class Merge:
             0 if is_plain else _unanswered(outcome, reading, status),
             "" if status is Status.OK else verdict.reason or "",
             reading.model or "",
-            reading.fingerprint or "",
+            reading.system_fingerprint or "",
             reading.notes + verdict.notes,
-            self._filled(verdict, wanted) if self.fields else 0,
+            self._filled(verdict, output) if self.fields else (),
             outcome.endpoint,
             outcome.is_direct,
         )
 
-    def _filled(self, verdict: Verdict, wanted: Asked) -> int:
-        """Return which of the required fields are there and not empty, as bits; -1 where no JSON was asked for."""
-        if not wanted.json:
-            return -1
-        return sum(1 << bit for bit, path in enumerate(self.fields) if is_filled(verdict.json, path))
+    def _filled(self, verdict: Verdict, output: int) -> tuple[bool | None, ...]:
+        """Return for each field whether the answer fills it, None where its output need not have it."""
+        return tuple(is_filled(verdict.json, one.keys) if output in one.outputs else None for one in self.fields)
 
 
 def _note_stranger(part: Part, outcome: Outcome, *, is_known: bool) -> None:
@@ -239,24 +234,17 @@ def _refuse(strangers: int, problems: Sequence[Problem]) -> None:
 
 
 def _flags(status: Status, reading: Reading, outcome: Outcome) -> int:
-    flags = RETRY if may_retry(status, reading.error or outcome.error) else 0
+    flags = RETRY if _may_retry(status, reading.error or outcome.error) else 0
     if reading.image_tokens is not None:
         flags |= IMAGE_SEEN if reading.image_tokens else IMAGE_UNSEEN
     return flags
 
 
-def may_retry(status: Status, error: ErrorInfo | None) -> bool:
+def _may_retry(status: Status, error: ErrorInfo | None) -> bool:
     """Tell whether sending the same request once more is worth it (a missing row is, too; it has no attempt)."""
     if status is Status.NETWORK_ERROR:
         return True
     return status is Status.HTTP_ERROR and error is not None and error["is_retryable"]
-
-
-def is_filled(value: Any, path: Sequence[str]) -> bool:
-    """Tell whether a JSON value holds something at a path of keys: not null, not an empty text, list or object."""
-    for key in path:
-        value = value.get(key) if isinstance(value, dict) else None
-    return value is not None and value not in ("", [], {}) and not (isinstance(value, str) and not value.strip())
 
 
 def _unanswered(outcome: Outcome, reading: Reading, status: Status) -> int:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from vlmbatch import classify, jsonl, rundir
 from vlmbatch.records import Status
+from vlmbatch.rundir import ID_KEY, ROW_KEY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -30,10 +31,8 @@ IMAGE_SEEN = 2
 IMAGE_UNSEEN = 4
 """Flag: it counted them, and came to none."""
 
-_ID_START = b'{"custom_id":"'
 _HASH_KEY = b'"line_sha256":"'
 _OUTPUT_KEY = b',"output":"'
-_ROW_KEY = b',"row":'
 _HASH_BYTES = 32
 _MANY = 65_536
 OTHERS: Final = "(others)"
@@ -52,10 +51,10 @@ class Ledger:
         self._index = rundir.IdIndex(run.info["id_stem"])
         self._hashes = bytearray()
         self.outputs: list[str] = []
-        self.output_of = array("B")
+        self.output_of = array("I")
         seen: dict[str, int] = {}
         add, hashes, note = self._index.add, self._hashes, self.output_of.append
-        for position, (_, _, line, _) in enumerate(jsonl.iter_lines(run.file(rundir.MANIFEST))):
+        for position, (_, _, line) in enumerate(jsonl.iter_lines(run.file(rundir.MANIFEST))):
             custom_id, digest, output = read_head(line, position)
             add(custom_id)
             hashes += digest
@@ -93,13 +92,13 @@ def read_head(data: bytes, position: int) -> tuple[str, bytes, str]:
     Raises:
         IntegrityError: The line is damaged.
     """
-    end = data.find(b'"', len(_ID_START))
+    end = data.find(b'"', len(ID_KEY))
     start = data.find(_HASH_KEY) + len(_HASH_KEY)
-    if data.startswith(_ID_START) and start >= len(_HASH_KEY):
+    if data.startswith(ID_KEY) and start >= len(_HASH_KEY):
         digest = data[start : start + 2 * _HASH_BYTES]
-        output = data.find(_OUTPUT_KEY, start, data.find(_ROW_KEY, start))
+        output = data.find(_OUTPUT_KEY, start, data.find(ROW_KEY, start))
         if output < 0 and len(digest) == 2 * _HASH_BYTES:
-            return data[len(_ID_START) : end].decode(), unhexlify(digest), ""
+            return data[len(ID_KEY) : end].decode(), unhexlify(digest), ""
     entry = rundir.parse_entry(data, position)
     return entry.custom_id, bytes.fromhex(entry.line_sha256), entry.output
 
@@ -115,9 +114,9 @@ class Kind(NamedTuple):
         unanswered: Sendings that may have been billed although no usage came back.
         label: Why it is not ok, empty where it is.
         model: The model's name as the provider told it, empty where it did not.
-        fingerprint: Its ``system_fingerprint``, likewise.
+        system_fingerprint: Likewise.
         notes: Codes of what is odd.
-        filled: Which of the required fields are there, as bits; -1 where no JSON was asked for.
+        filled: For each required field whether the answer fills it, None where it need not.
         endpoint: Where it was sent, empty where the file does not tell.
         is_direct: Whether that is the provider's own address, None = not told.
     """
@@ -129,9 +128,9 @@ class Kind(NamedTuple):
     unanswered: int
     label: str
     model: str
-    fingerprint: str
+    system_fingerprint: str
     notes: tuple[str, ...]
-    filled: int
+    filled: tuple[bool | None, ...]
     endpoint: str
     is_direct: bool | None
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from vlmbatch import jsonl, rundir
 from vlmbatch.attempts import Outcome
 from vlmbatch.records import Reading, Status, Verdict
+from vlmbatch.rundir import ID_KEY, ROW_KEY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -16,9 +17,7 @@ if TYPE_CHECKING:
     from vlmbatch.stages.collecting.merge import Read
     from vlmbatch.stages.collecting.spool import Spool
 
-_ID_START = b'{"custom_id":"'
 _IMAGES_KEY = b',"images":'
-_ROW_KEY = b',"row":'
 _AFTER_IMAGES = (b',"source_line":', b',"output":')
 
 
@@ -40,28 +39,23 @@ def half_record(outcome: Outcome, reading: Reading, verdict: Verdict, *, is_json
         "notes": [*reading.notes, *verdict.notes],
         "channel": outcome.channel,
         "latency_s": outcome.latency_s,
-        "system_fingerprint": reading.fingerprint,
+        "system_fingerprint": reading.system_fingerprint,
         "rehearsal": outcome.rehearsal,
     }
 
 
 def missing_half(*, rehearsal: bool) -> bytes:
     """Return the half record of a request that has no attempt."""
-    outcome = Outcome("", None, None, None, None, None, None, "", "", None, [], rehearsal, True, None, "", 0, 0, 0)
-    half = half_record(outcome, Reading(), Verdict(Status.MISSING, "no attempt on record"), is_json=False)
+    verdict = Verdict(Status.MISSING, "no attempt on record")
+    half = half_record(Outcome("", rehearsal=rehearsal), Reading(), verdict, is_json=False)
     return jsonl.dumps(half | {"channel": None})
 
 
 class Line(NamedTuple):
-    """One record as it goes to disk, and what of its manifest line it does not hold.
-
-    ``row`` is the input row's own JSON; ``place`` what the manifest says of where the row stood (``source_line``,
-    ``output``), as members without braces, or empty.
-    """
+    """One record as it goes to disk, and the input row's own JSON."""
 
     data: bytes
     row: bytes
-    place: bytes
 
 
 def iter_records(
@@ -82,8 +76,8 @@ def iter_records(
     sources = [b',"source_file":%b,"source_line":' % jsonl.dumps(file.name) for file in read.files]
     nothing = missing_half(rehearsal=rehearsal)
     manifest = jsonl.iter_lines(run.file(rundir.MANIFEST))
-    for position, ((_, _, line, _), attempt) in enumerate(zip(manifest, overlay.winner, strict=True)):
-        head, images, place, row = cut_entry(line, position)
+    for position, ((_, _, line), attempt) in enumerate(zip(manifest, overlay.winner, strict=True)):
+        head, images, row = cut_entry(line, position)
         if attempt < 0:
             half, source, beaten = nothing, b',"source_file":null,"source_line":null', b"[]"
         else:
@@ -94,7 +88,7 @@ def iter_records(
         data = b'%b,%b%b%b,"superseded":%b,"review":%b,"row":%b}' % (
             head, half[1:-1], images, source, beaten, review, row,
         )  # fmt: skip
-        yield Line(data, row, place)
+        yield Line(data, row)
 
 
 def _superseded(read: Read, spool: Spool, position: int) -> bytes:
@@ -117,28 +111,27 @@ def _superseded(read: Read, spool: Spool, position: int) -> bytes:
     )
 
 
-def cut_entry(data: bytes, position: int) -> tuple[bytes, bytes, bytes, bytes]:
+def cut_entry(data: bytes, position: int) -> tuple[bytes, bytes, bytes]:
     """Cut a manifest line into what a record takes over, as the bytes that stand there.
 
     The keys that are looked for cannot stand inside a JSON string, where their quotes would be escaped; the order
     of the keys is that of build.
 
     Returns:
-        The id as the start of an object (``{"custom_id":"…"``), the images with comma and key before them, what stands
-        between them and the row, without the comma (``"source_line":1,"output":"x"``, or nothing), and the row.
+        The id as the start of an object (``{"custom_id":"…"``), the images with comma and key before them, and the row.
 
     Raises:
         IntegrityError: The line is damaged.
     """
-    row = data.find(_ROW_KEY)
+    row = data.find(ROW_KEY)
     start = data.find(_IMAGES_KEY, 0, row)
-    if start < 0 or not data.startswith(_ID_START):
+    if start < 0 or not data.startswith(ID_KEY):
         entry = rundir.parse_entry(data, position)
-        head = b'%b%b"' % (_ID_START, entry.custom_id.encode())
-        return head, _IMAGES_KEY + jsonl.dumps(entry.images), b"", entry.row
+        head = b'%b%b"' % (ID_KEY, entry.custom_id.encode())
+        return head, _IMAGES_KEY + jsonl.dumps(entry.images), entry.row
     end = row
     for key in _AFTER_IMAGES:
         found = data.find(key, start, end)
         end = end if found < 0 else found
-    head_end = data.index(b'"', len(_ID_START)) + 1
-    return data[:head_end], data[start:end], data[end + 1 : row], data[row + len(_ROW_KEY) : -1]
+    head_end = data.index(b'"', len(ID_KEY)) + 1
+    return data[:head_end], data[start:end], data[row + len(ROW_KEY) : -1]

@@ -28,7 +28,7 @@ AT_CAP = (Status.TRUNCATED, Status.EMPTY_AT_CAP)
 """What needs a new run with a higher limit; sending the same request again would end the same way."""
 
 _SHOWN_REASONS = 20
-_SHARES = {"p50": 50, "p90": 90, "p95": 95, "p99": 99, "max": 100}
+SHARES: Final = {"p50": 50, "p90": 90, "p95": 95, "p99": 99, "max": 100}
 CAP_SHARE: Final = 0.95
 """From this part of its limit on an output counts as near it."""
 _ROUTES = {True: "direct", False: "relay", None: "unknown"}
@@ -50,7 +50,7 @@ def summarise(sources: Sources) -> dict[str, Any]:
     run, read = sources.run, sources.read
     overlay, requests = read.overlay, len(read.ledger)
     won, sent = overlay.count_won(), overlay.count_all()
-    counts = count_statuses(won, requests)
+    counts = _count_statuses(won, requests)
     unknown = _sum(sent, lambda kind: kind.channel, lambda kind: kind.unanswered, CHANNELS)
     tokens = {
         channel: {"attempts": attempts, **overlay.tokens[channel]}
@@ -68,7 +68,7 @@ def summarise(sources: Sources) -> dict[str, Any]:
         "rehearsal": sources.rehearsal,
         "requests": requests,
         "counts": {status.value: count for status, count in counts.items()},
-        "rates": {status.value: _rate(count, requests) for status, count in counts.items()},
+        "rates": {status.value: rate(count, requests) for status, count in counts.items()},
         "answered": sum(counts[status] for status in MODEL_ANSWERS),
         "worth_sending_again": counts[Status.MISSING] + sum(count for kind, count in won if kind.flags & RETRY),
         "needs_higher_limit": sum(counts[status] for status in AT_CAP),
@@ -78,11 +78,11 @@ def summarise(sources: Sources) -> dict[str, Any]:
         "attempts": {"total": len(overlay), "superseded": len(overlay) - (requests - counts[Status.MISSING])},
         "tokens": tokens,
         "unknown_usage": unknown,
-        "cost": cost(run, tokens, unknown),
+        "cost": _cost(run, tokens, unknown),
         "latency_s": _latency(overlay),
         "output_tokens": _output_tokens(read, sources.asked),
         "models": _named(won, lambda kind: kind.model),
-        "system_fingerprints": _named(won, lambda kind: kind.fingerprint),
+        "system_fingerprints": _named(won, lambda kind: kind.system_fingerprint),
         "route": _sum(sent, lambda kind: _ROUTES[kind.is_direct], lambda _: 1, _ROUTES.values()),
         "endpoints": _named(sent, lambda kind: kind.endpoint),
         "estimate": _estimate(run),
@@ -93,7 +93,7 @@ def summarise(sources: Sources) -> dict[str, Any]:
     }
 
 
-def count_statuses(won: Counts, requests: int) -> dict[Status, int]:
+def _count_statuses(won: Counts, requests: int) -> dict[Status, int]:
     """Return how many requests have each of the nine statuses, zeros too."""
     counts = dict.fromkeys(Status, 0)
     for kind, count in won:
@@ -125,7 +125,8 @@ def _by_count(found: Counter[Any]) -> list[tuple[Any, int]]:
     return sorted(found.items(), key=lambda item: (-item[1], item[0]))
 
 
-def _rate(count: int, of: int) -> float | None:
+def rate(count: int, of: int) -> float | None:
+    """Return a part of something, None where there is nothing that it could be a part of."""
     return round(count / of, 6) if of else None
 
 
@@ -173,7 +174,7 @@ def _notes(won: Counts) -> dict[str, int]:
 # --- money ---------------------------------------------------------------------------------------------------
 
 
-def cost(run: RunDir, tokens: Mapping[str, Mapping[str, int]], unknown: Mapping[str, int]) -> dict[str, Any]:
+def _cost(run: RunDir, tokens: Mapping[str, Mapping[str, int]], unknown: Mapping[str, int]) -> dict[str, Any]:
     """Return what all attempts cost, by channel, at the prices of the last line of estimates.jsonl that has any.
 
     USD as decimal strings; None where no price was given. Where usage is unknown the sum is a lower bound.
@@ -219,11 +220,11 @@ def _estimate(run: RunDir) -> dict[str, Any] | None:
 # --- distributions -------------------------------------------------------------------------------------------
 
 
-def percentiles(values: list[Any]) -> dict[str, Any]:
+def _percentiles(values: list[Any]) -> dict[str, Any]:
     """Return the shares of some numbers by nearest rank: the smallest value that so many per cent do not exceed."""
     values.sort()
     count = len(values)
-    shares = {name: values[max(-(-share * count // 100), 1) - 1] if values else None for name, share in _SHARES.items()}
+    shares = {name: values[max(-(-share * count // 100), 1) - 1] if values else None for name, share in SHARES.items()}
     return {"count": count, **shares}
 
 
@@ -231,7 +232,7 @@ def _latency(overlay: Overlay) -> dict[str, Any]:
     """Return how long the attempts that won took over the realtime channel, in seconds."""
     column, kind = overlay.latency_s, overlay.kind
     is_realtime = [one.channel == CHANNELS[0] for one in overlay.kinds]
-    return percentiles([column[row] for row in overlay.winners() if column[row] >= 0 and is_realtime[kind[row]]])
+    return _percentiles([column[row] for row in overlay.winners() if column[row] >= 0 and is_realtime[kind[row]]])
 
 
 def _output_tokens(read: Read, asked: Sequence[Asked]) -> dict[str, Any]:
@@ -244,7 +245,7 @@ def _output_tokens(read: Read, asked: Sequence[Asked]) -> dict[str, Any]:
         bound = near[output]
         close += row >= 0 and bound is not None and column[row] >= bound
     limits = sorted({one.max_tokens for one in asked if one.max_tokens is not None})
-    values = percentiles([column[row] for row in overlay.winners() if column[row] >= 0])
+    values = _percentiles([column[row] for row in overlay.winners() if column[row] >= 0])
     return {**values, "limits": limits, "near_limit": close}
 
 

@@ -7,30 +7,15 @@ from typing import TYPE_CHECKING, Final
 
 from vlmbatch import rundir
 from vlmbatch.errors import InputError, Problem
+from vlmbatch.stages.folders import why_not
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from vlmbatch.rundir import RunDir
 
-_OTHERS_WRITE: Final = frozenset(
-    {
-        rundir.RUN_JSON,
-        rundir.MANIFEST,
-        rundir.REJECTED,
-        rundir.SHA256SUMS,
-        rundir.ESTIMATES,
-        rundir.BATCHES,
-        rundir.PROGRESS,
-        rundir.REVIEWS,
-        rundir.REPORT,
-        rundir.SEALED,
-        rundir.VERIFY,
-        rundir.REDACTED,
-    }
-)
 _RECORDS: Final = frozenset({rundir.MERGED, rundir.SUMMARY})
-_NOT_OUR_FOLDERS: Final = frozenset({rundir.INPUTS, rundir.SHARDS, rundir.RESULTS, rundir.LOCKS})
+_NOT_OURS: Final = (rundir.FILES | rundir.FOLDERS) - _RECORDS
 
 
 def choose_files(run: RunDir, named: Sequence[str], *, rehearsal: bool) -> list[str]:
@@ -100,8 +85,10 @@ def _why_not(run: RunDir, flag: str, real: str, read: set[str]) -> str | None:
         return "may not write over this file, which is read"
     if _is_not_ours(run, flag, real):
         return "may not write over this file of a run"
+    if flag == "--hf":
+        return why_not(real)
     if os.path.isdir(real):
-        return "may not take the place of a folder" if flag == "--hf" else "is a file, and this is a folder"
+        return "is a file, and this is a folder"
     if os.path.exists(real) and not os.path.isfile(real):
         return "may not take the place of a device or pipe"
     return None if os.path.isdir(os.path.dirname(real)) else "would stand in a folder that does not exist"
@@ -118,7 +105,13 @@ def _is_not_ours(run: RunDir, flag: str, real: str) -> bool:
     first, _, rest = real[len(os.path.join(folder, "")) :].partition(os.sep)
     if not rest and first in _RECORDS:
         return flag != "--write" or first != rundir.MERGED or folder != os.path.realpath(run.path)
-    return first in _OTHERS_WRITE or first in _NOT_OUR_FOLDERS
+    return first in _NOT_OURS
+
+
+def breaks_seal(run: RunDir, written: Iterable[str]) -> bool:
+    """Tell whether the run's folder is sealed and something was written into it, which the seal does not know."""
+    home = os.path.realpath(run.path)
+    return run.is_sealed and any(_run_around(os.path.realpath(path)) == home for path in written)
 
 
 def _run_around(real: str) -> str | None:

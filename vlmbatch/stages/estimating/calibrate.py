@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-CONFIDENCE = 0.95
+_CONFIDENCE = 0.95
 FEW = 20
 """Below this many measured rows the tail may move everything, and the estimate says so."""
 
@@ -50,7 +50,7 @@ _MOST_CLASSES = 8
 _STUDENT = {4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306}
 """Student's quantile for one side of the interval, by degrees of freedom, where a bootstrap has too few rows."""
 
-_SIDE = (1 + CONFIDENCE) / 2
+_SIDE = (1 + _CONFIDENCE) / 2
 _Z = NormalDist().inv_cdf(_SIDE)
 
 
@@ -66,29 +66,18 @@ class Total:
     """A quantity over a whole run.
 
     Attributes:
-        sample: Rows measured.
-        sample_mean: Their mean.
         estimate: The total over all rows, measured ones as measured.
         low: Lower end of the 95 % interval of the total; None below five rows.
         high: Upper end; where rows have a limit, with as many of them at the limit as the sample can have missed.
         high_as_seen: Upper end if the sample holds every kind of row; not above ``high``.
-        rows: All rows.
         by: What the rest was estimated from: ``mean``, ``size_classes`` or ``formula``.
     """
 
-    sample: int
-    sample_mean: float
     estimate: float
     low: float | None
     high: float | None
     high_as_seen: float | None
-    rows: int
     by: str
-
-    @property
-    def mean(self) -> float:
-        """The estimate per row."""
-        return self.estimate / self.rows
 
 
 def total(points: Sequence[Point], rest: Mapping[int, int], *, cap: float | None = None) -> Total:
@@ -105,7 +94,7 @@ def total(points: Sequence[Point], rest: Mapping[int, int], *, cap: float | None
     middle = max(0.0, fmean(model.values))
     low, seen = _interval_of_mean(model, left)
     if low is None or seen is None:
-        return Total(n, known / n, known + left * middle, None, None, None, n + left, model.by)
+        return Total(known + left * middle, None, None, None, model.by)
     seen = high = max(seen, middle)
     if cap is not None and left:
         cap = max(cap, *values, middle)  # a provider that went beyond the limit once may do so again
@@ -113,13 +102,10 @@ def total(points: Sequence[Point], rest: Mapping[int, int], *, cap: float | None
         seen = max(seen, middle)
         high = max(seen, middle + unseen_share(n, left) * (cap - middle))
     return Total(
-        n,
-        known / n,
         known + left * middle,
         known + left * max(0.0, min(low, middle)),
         known + left * high,
         known + left * seen,
-        n + left,
         model.by,
     )
 
@@ -296,5 +282,5 @@ def unseen_share(sample: int, rest: int) -> float:
     With N rows in all, K of them of that kind, a sample of n misses them with a chance of about
     (1 - K / (N - (n - 1) / 2)) ** n, never less than the exact, hypergeometric one. In a long run that leaves 3 / n.
     """
-    most = (1 - math.pow(1 - CONFIDENCE, 1 / sample)) * (rest + (sample + 1) / 2)
+    most = (1 - math.pow(1 - _CONFIDENCE, 1 / sample)) * (rest + (sample + 1) / 2)
     return min(1.0, most / rest) if rest else 0.0

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from vlmbatch.stages.estimating.sample import Measured, Sample
     from vlmbatch.stages.estimating.workload import Row, Workload
 
-APART = 0.25
+_APART = 0.25
 """From this difference on, formula and measured input are said to disagree."""
 
-NEAR_LIMIT = 0.95
+_NEAR_LIMIT = 0.95
 """From this part of the output limit on, an answer is as good as cut."""
 
 _CENT_OF_CENT = Decimal("0.0001")
@@ -229,9 +229,9 @@ def _calibration(
         output_p95=calibrate.quantile(made, 0.95),
         output_max=max(made),
         limit=max((limit for limit in limits if limit is not None), default=None),
-        near_limit=sum(limit is not None and n >= NEAR_LIMIT * limit for n, limit in zip(made, limits, strict=True)),
+        near_limit=sum(limit is not None and n >= _NEAR_LIMIT * limit for n, limit in zip(made, limits, strict=True)),
         formula_ratio=sum(used.values()) / sum(expected.values()) if any(expected.values()) else None,
-        rows_apart=sum(abs(used[name] - want) >= APART * want for name, want in expected.items()),
+        rows_apart=sum(abs(used[name] - want) >= _APART * want for name, want in expected.items()),
         size_ratio=sum(rows[name].image_tokens for name in billed) / len(billed) / size if size else 1.0,
         unseen_share=calibrate.unseen_share(len(billed), left),
         rows_per_s=sample.rows_per_s,
@@ -273,19 +273,19 @@ def remarks(calibration: Calibration) -> list[str]:
         said.append(f"{one.rows - one.billed:,} of {one.rows:,} rows of the sample have no usage and do not count")
     if one.near_limit:
         said.append(
-            f"{one.near_limit:,} of {one.billed:,} answers reach {NEAR_LIMIT:.0%} of the limit of {one.limit:,} output "
-            "tokens: they are cut or nearly so, and a higher limit needs a new run and costs more"
+            f"{one.near_limit:,} of {one.billed:,} answers reach {_NEAR_LIMIT:.0%} of the limit of {one.limit:,} "
+            "output tokens: they are cut or nearly so, and a higher limit needs a new run and costs more"
         )
-    if one.formula_ratio is not None and abs(one.formula_ratio - 1) >= APART:
+    if one.formula_ratio is not None and abs(one.formula_ratio - 1) >= _APART:
         said.append(
             f"measured input is {one.formula_ratio:.2f} times what formula and text rule give: the measured figures "
             "are used; the scheme is not this model's, or images did not arrive whole"
         )
     elif one.rows_apart:
-        said.append(f"formula and measured input are {APART:.0%} or more apart on {one.rows_apart:,} row(s)")
+        said.append(f"formula and measured input are {_APART:.0%} or more apart on {one.rows_apart:,} row(s)")
     if one.billed < FEW and one.unseen_share:
         said.append(f"only {one.billed:,} measured row(s): below {FEW} a long tail may move every figure here")
-    if abs(one.size_ratio - 1) >= APART:
+    if abs(one.size_ratio - 1) >= _APART:
         said.append(
             f"the sample's images are not like the run's: {one.size_ratio:.2f} times their tokens; "
             "run --limit takes a sample spread over the whole run"

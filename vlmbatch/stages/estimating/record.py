@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from vlmbatch.stages.estimating.options import EstimateOptions, EstimateResult
     from vlmbatch.stages.estimating.receipts import Receipts
 
-TEXT_RULE = f"UTF-8 bytes / {BYTES_PER_TEXT_TOKEN}"
+_TEXT_RULE = f"UTF-8 bytes / {BYTES_PER_TEXT_TOKEN}"
 
 
 def make_record(result: EstimateResult, options: EstimateOptions, now: str) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def scheme_record(scheme: tokens.Scheme) -> dict[str, Any]:
 
 
 def _text_rule(options: EstimateOptions) -> str:
-    return TEXT_RULE if options.text_tokens is None else f"{options.text_tokens} a request, as given"
+    return _TEXT_RULE if options.text_tokens is None else f"{options.text_tokens} a request, as given"
 
 
 def _span(span: Span | None) -> dict[str, int | None] | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vlmbatch import attempts, jsonl
-from vlmbatch.errors import InputError, IntegrityError, Problem
+from vlmbatch.errors import InputError, IntegrityError, Problem, cannot_read
 from vlmbatch.records import MODEL_ANSWERS, Status
 
 if TYPE_CHECKING:
@@ -112,9 +112,9 @@ def read_ids(run: RunDir, paths: Sequence[str], provider: Provider, *, rehearsal
 
 
 def _files(run: RunDir, paths: Sequence[str], provider: Provider) -> Iterator[tuple[attempts.Reader, attempts.Reader]]:
-    journal = attempts.Journal.load(run)
-    for path in attempts.order_files(_readable(paths), journal):
-        reader = attempts.Reader(path, run, provider, journal)
+    origins = attempts.Origins.load(run)
+    for path in attempts.order_files(_readable(paths), origins):
+        reader = attempts.Reader(path, run, provider, origins.job(path))
         yield reader, reader
 
 
@@ -124,7 +124,7 @@ def _readable(paths: Sequence[str]) -> Sequence[str]:
             with open(path, "rb"):
                 pass
         except OSError as error:
-            raise InputError(f"--calibrate {path}: cannot be read ({error.strerror})", hint="check the path") from None
+            raise cannot_read(f"--calibrate {path}", error) from None
     return paths
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -30,6 +31,9 @@ _FREE_TEXT = 200
 """Answers that are longer on average are free text: two good ones need not agree word for word."""
 
 _AT_CAP = frozenset({Status.TRUNCATED, Status.EMPTY_AT_CAP})
+
+_NO_RECORD = (AttributeError, KeyError, TypeError)
+"""What comes of a line that is no record of ours; like a torn one it is passed over."""
 
 
 class Check(NamedTuple):
@@ -160,9 +164,10 @@ def read_earlier(folder: str, rows: Mapping[str, Row]) -> dict[str, bytes]:
     found: dict[tuple[str, ...], list[tuple[Any, bytes]]] = defaultdict(list)
     for line in jsonl.iter_lines(path):
         record = jsonl.parse_object(line.data) or {}
-        key = _key(record.get("images") or [])
-        if key in wanted and record.get("status") == Status.OK:
-            found[key].append((record.get("row"), digest(record.get("text"), record.get("json"))))
+        with contextlib.suppress(*_NO_RECORD):
+            key = _key(record["images"])
+            if key in wanted and record["status"] == Status.OK:
+                found[key].append((record["row"], digest(record["text"], record["json"])))
     matched = {custom_id: _match(found.get(_key(row.images), []), row) for custom_id, row in rows.items()}
     return {custom_id: then for custom_id, then in matched.items() if then}
 

@@ -243,7 +243,7 @@ class Book:
         for line, entry in zip(jsonl.iter_lines(self._records), self._run.iter_entries(), strict=True):
             if entry.position != following:
                 continue
-            record = jsonl.loads(line.data)
+            record = jsonl.loads_exact(line.data)
             if record["custom_id"] != entry.custom_id:
                 raise IntegrityError(
                     f"{self._records}: line {line.number} is {record['custom_id']!r}, not {entry.custom_id!r}",

@@ -49,7 +49,7 @@ def send(task: Task, key: str | None, options: BatchOptions) -> RunResult:
     is_asked = _asked(task, index)
     with addresses(task) as (base_url,):
         if not asked.rehearsal:
-            need_key(task, [base_url], key)
+            need_key(task.provider, [base_url], key)
         filled = replace(
             options,
             base_url=base_url,
@@ -58,7 +58,7 @@ def send(task: Task, key: str | None, options: BatchOptions) -> RunResult:
             poll_interval_s=min(options.poll_interval_s, _REHEARSAL_POLL_S if asked.rehearsal else math.inf),
             rehearsal=asked.rehearsal,
         )
-        reporters = task.reporters(rundir.PROGRESS)
+        reporters = [] if asked.is_look else task.reporters(rundir.PROGRESS)
         result = in_loop(
             lambda: send_batches(
                 task.run,
@@ -69,10 +69,11 @@ def send(task: Task, key: str | None, options: BatchOptions) -> RunResult:
                 count_tokens=_row_tokens(task.run),
                 on_event=task.on_event,
                 stop=task.stop,
-            )
+            ),
+            task.stop,
         )
     rows = _Rows(task, index, is_asked)
-    rows.count([file for job in result.jobs for file in job.files])
+    rows.count([file for job in result.jobs for file in job.files], result.open_ranges)
     for reporter in reporters:
         reporter.record_completed(rows.answers)
         reporter.record_failed(rows.errors.total())
@@ -120,12 +121,16 @@ class _Rows:
         """Rows that the model answered."""
         return self.statuses.total() - self.errors.total()
 
-    def count(self, files: Sequence[str]) -> None:
-        """Judge every row of some results files; of a row that came twice, an answer stands, else the later one."""
+    def count(self, files: Sequence[str], open_ranges: Sequence[journal.Range]) -> None:
+        """Judge every row of some results files; of a row that came twice, an answer stands, else the later one.
+
+        Args:
+            files: The files, relative to the run folder.
+            open_ranges: Manifest lines in jobs that may still answer.
+        """
         task, order = self._task, list(Status)
-        outputs = task.run.info["request"].get("outputs") or {}
-        asked = {name: attempts.asked(task.run, task.provider, name) for name in ("", *outputs)}
-        names = [entry.output for entry in task.run.iter_entries()] if outputs else None
+        asked = attempts.asked_by_output(task.run, task.provider)
+        names = [entry.output for entry in task.run.iter_entries()] if len(asked) > 1 else None
         last = bytearray(task.run.requests)
         kinds: dict[int, str] = {}
         for file in files:
@@ -143,7 +148,8 @@ class _Rows:
                         kinds[position] = _kind(outcome)
         self.statuses.update(order[number - 1].value for number in last if number)
         self.errors.update(kinds.values())
-        self.in_batch = _in_flight(task, self._is_asked).count(1)
+        held = () if task.options.rehearsal else (row for start, end in open_ranges for row in range(start, end))
+        self.in_batch = len({row for row in held if self._is_asked[row]})
 
 
 def _asked(task: Task, index: IdIndex) -> bytearray:

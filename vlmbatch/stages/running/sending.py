@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import platform
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from vlmbatch import __version__, attempts, journal, resume, rundir
@@ -19,14 +19,17 @@ from vlmbatch.realtime.sender import Sender
 from vlmbatch.realtime.writer import ResultsWriter
 from vlmbatch.rundir import REHEARSAL_PREFIX, RESULTS, LineReader
 from vlmbatch.stages.running.task import last_rates
+from vlmbatch.stop import to_the_end
 from vlmbatch.transport import LIBRARIES, Transport, check_base_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator, Sequence
     from decimal import Decimal
 
+    from vlmbatch.providers.base import Provider
     from vlmbatch.serve import Serve
     from vlmbatch.stages.running.task import RunOptions, RunResult, Task
+    from vlmbatch.stop import Stop
 
 T = TypeVar("T")
 
@@ -49,14 +52,14 @@ def send(task: Task, name: str | None, key: str | None) -> RunResult:
     with addresses(task) as base_urls:
         endpoints = _endpoints(task, base_urls)
         if not task.options.rehearsal and task.options.serve is None:
-            need_key(task, base_urls, key)
+            need_key(task.provider, base_urls, key)
         if not task.selection.to_send:
             task.reporters(_progress_name(task.options))  # a command that was killed left them behind the results
             return task.result(endpoints=_told(endpoints))
         _need_results_folder(task)
         _name_full_price(task)
         session = _Session(task, name or _next_rehearsal(task), _REHEARSAL_KEY if task.options.rehearsal else key)
-        return in_loop(lambda: session.run(endpoints))
+        return in_loop(lambda: session.run(endpoints), task.stop)
 
 
 @contextlib.contextmanager
@@ -112,14 +115,14 @@ def _endpoints(task: Task, base_urls: Sequence[str]) -> list[Endpoint]:
     ]
 
 
-def need_key(task: Task, base_urls: Sequence[str], key: str | None) -> None:
+def need_key(provider: Provider, base_urls: Sequence[str], key: str | None) -> None:
     """Check that there is a key where the provider's own address is the only place to send to.
 
     Raises:
         InputError: There is none.
     """
-    names = task.provider.default_key_envs()
-    if key is None and names and all(task.provider.is_direct(url) for url in base_urls):
+    names = provider.default_key_envs()
+    if key is None and names and all(provider.is_direct(url) for url in base_urls):
         raise InputError(
             f"no API key: {' or '.join(names)} is not set",
             hint=f"export {names[0]}=…, or name another variable with --api-key-env; nothing was sent",
@@ -160,14 +163,32 @@ def _next_rehearsal(task: Task) -> str:
     return f"{REHEARSAL_PREFIX}{number:04d}.jsonl"
 
 
-def in_loop(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Run a coroutine to its end, in a loop of its own, also where the caller (a notebook) has one already."""
+def in_loop(main: Callable[[], Coroutine[Any, Any, T]], stop: Stop) -> T:
+    """Run a coroutine to its end, in a loop of its own, also where the caller (a notebook) has one already.
+
+    Raises:
+        KeyboardInterrupt: The user pressed Ctrl-C; the coroutine was asked to stop, and has.
+    """
+
+    async def whole() -> T:
+        return await to_the_end(asyncio.ensure_future(main()), stop)
+
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return asyncio.run(main())
+        return asyncio.run(whole())  # which makes a cancelling of Ctrl-C
     with ThreadPoolExecutor(1) as pool:
-        return pool.submit(lambda: asyncio.run(main())).result()
+        done = pool.submit(lambda: asyncio.run(main()))
+        interrupt: KeyboardInterrupt | None = None
+        while not done.done():
+            try:
+                wait([done])
+            except KeyboardInterrupt as error:
+                interrupt = error
+                stop.ask()
+        if interrupt is not None:
+            raise interrupt
+        return done.result()
 
 
 def _progress_name(options: RunOptions) -> str:
@@ -234,12 +255,11 @@ class _Session:
 
     def _errand(self, lines: LineReader) -> Errand:
         task, selection = self._task, self._task.selection
-        outputs = task.run.info["request"].get("outputs") or {}
         return Errand(
             entries=resume.entries(task.run, selection.wanted),
             lines=lines,
             provider=task.provider,
-            asked={name: attempts.asked(task.run, task.provider, name) for name in ("", *outputs)},
+            asked=attempts.asked_by_output(task.run, task.provider),
             headers=self._headers,
             policy=task.options.policy,
             budget=task.budget,

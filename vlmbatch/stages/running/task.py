@@ -96,6 +96,11 @@ class RunOptions:
     shard_id: int = 0
     progress_path: str | None = None
 
+    @property
+    def is_look(self) -> bool:
+        """Whether open batch jobs are only looked at (``--status``): nothing is sent, and nothing is written."""
+        return self.channel == "batch" and self.batch.action == "status"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunResult:
@@ -230,8 +235,10 @@ class Task:
             paths.append(further)
         extra = {"rehearsal": True} if self.options.rehearsal else {}
         reporters = [ProgressFileReporter(path, self.selection.asked, extra=extra) for path in paths]
-        for reporter in reporters:
+        for path, reporter in zip(paths, reporters, strict=True):
             reporter.start(self.selection.answered, self.selection.failed)
+            if reporter.problem:
+                self.warn(f"{path}: progress cannot be written ({reporter.problem})")
         return reporters
 
     def result(self, **more: Any) -> RunResult:
