@@ -6,15 +6,18 @@ import asyncio
 import socket
 from typing import TYPE_CHECKING, Any
 
+import httpx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.faults import FaultServer, faulty
 from tests.tls import CERTIFICATE, untrusted_server
 from vlmbatch.errors import InputError
-from vlmbatch.transport import Answer, Transport, addresses, check_base_url, faults, without_query
+from vlmbatch.transport import Answer, Transport, addresses, check_base_url, client, faults, without_query
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import AsyncIterator, Iterator
 
 KEY = "sk-CANARY-0123456789"
 HEADERS = {"authorization": f"Bearer {KEY}", "content-type": "application/json"}
@@ -102,6 +105,13 @@ def test_unknown_host_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     answer = send("http://no-such-host.invalid/v1")
     assert (answer.code, answer.sent) == ("dns", False)
     assert "no-such-host.invalid" in answer.message
+    assert "not known" in answer.message
+
+
+def test_name_that_no_host_can_have_is_named() -> None:
+    """What cannot even be looked up does not resolve."""
+    answer = send("http://a..b/v1")
+    assert (answer.code, answer.sent) == ("dns", False)
 
 
 def test_plain_http_behind_https_is_a_tls_error() -> None:
@@ -143,9 +153,17 @@ def test_proxy_of_the_environment_is_used_unless_excepted(monkeypatch: pytest.Mo
         assert [seen.path for seen in proxy.seen] == ["http://outside.example/v1"]
         assert ask(server).status_code == 200
         assert len(proxy.seen) == 1
-        assert addresses.proxy_by_environment("http", "inside.example") is None
-        assert send("http://outside.example/v1", trust_env=True).status_code == 200
+        assert addresses.proxy_by_environment(httpx.URL("http://inside.example/v1")) is None
+        assert send("http://127.example/v1", trust_env=True).status_code == 200
     assert len(proxy.seen) == 2
+
+
+def test_proxy_exception_may_name_a_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As curl and Python's own urllib read NO_PROXY."""
+    monkeypatch.setenv("http_proxy", "http://proxy.example:3128")
+    monkeypatch.setenv("no_proxy", "inside.example:8000")
+    assert addresses.proxy_by_environment(httpx.URL("http://inside.example:8000/v1")) is None
+    assert addresses.proxy_by_environment(httpx.URL("http://inside.example:8001/v1")) is not None
 
 
 def test_proxy_of_another_kind_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,13 +195,33 @@ def test_key_echoed_in_a_header_is_taken_out() -> None:
     assert (headers["x-other"], headers["content-type"]) == ("kept", "application/json")
 
 
-@pytest.mark.parametrize("port", ["nonsense", "99999"])
-def test_proxy_with_an_impossible_port_is_refused(port: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("place", ["127.0.0.1:nonsense", "127.0.0.1:99999", "", "a..b:3128"])
+def test_proxy_that_is_no_place_is_refused(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A proxy that cannot be one is wrong usage, not a network that fails; its password is not repeated."""
-    monkeypatch.setenv("http_proxy", f"http://user:hidden@127.0.0.1:{port}")
+    monkeypatch.setenv("http_proxy", f"http://user:hidden@{place}")
     with pytest.raises(InputError) as caught:
         send("http://outside.example/v1")
     assert "hidden" not in str(caught.value)
+
+
+@given(parts=st.lists(st.sampled_from([KEY.encode(), KEY[:7].encode(), KEY[3:].encode(), b"x", b"-0"]), max_size=12))
+def test_key_echoed_in_a_download_is_taken_out(parts: list[bytes]) -> None:
+    """Results of a batch job go to the disk piece by piece; the key does not, wherever the pieces divide it."""
+    whole = b"".join(parts)
+    cleaned = whole.replace(KEY.encode(), b"[key removed]")
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for start in range(0, len(whole), 5):
+            yield whole[start : start + 5]
+
+    async def main() -> bytes:
+        return b"".join([piece async for piece in client._cleaned(pieces(), KEY.encode())])
+
+    assert asyncio.run(main()) == cleaned
+    kept: list[bytes] = []
+    with faulty({"steps": [{"body_text": whole.decode()}]}) as server:
+        ask(server, sink=kept.append, secret=KEY)
+    assert b"".join(kept) == cleaned
 
 
 def test_sink_takes_good_answers_alone() -> None:

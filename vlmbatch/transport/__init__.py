@@ -20,7 +20,7 @@ from typing import Final
 import httptools
 import httpx
 
-from vlmbatch.transport.addresses import check_base_url, is_loopback, without_query
+from vlmbatch.transport.addresses import check_base_url, without_query
 from vlmbatch.transport.client import Answer, Transport
 from vlmbatch.transport.faults import NEVER_CONNECTED
 
@@ -30,7 +30,6 @@ __all__ = [
     "Answer",
     "Transport",
     "check_base_url",
-    "is_loopback",
     "without_query",
 ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import urllib.request
 from functools import lru_cache
 
@@ -24,7 +25,6 @@ def check_base_url(url: str) -> str:
     """
     try:
         read = parsed(url)
-        read.host.encode("idna")  # what looking the name up does first
     except (httpx.InvalidURL, ValueError):
         read = httpx.URL()
     if read.userinfo:
@@ -32,25 +32,20 @@ def check_base_url(url: str) -> str:
             f"the base URL of {read.host} holds a user name or a password",
             hint="leave it out: a key belongs into an environment variable, named by --api-key-env",
         )
-    if not read.host or "%20" in read.host or not is_http(url):
+    if "%20" in read.host or not is_http(url):
         shown = without_query(url).rpartition("@")[2]
         raise InputError(f"{shown!r}: not an http or https URL", hint="for example http://127.0.0.1:8000/v1")
     return url.rstrip("/")
 
 
 def is_http(url: str) -> bool:
-    """Return whether a URL can be called: http or https, with a port that there is."""
+    """Return whether a URL can be called: http or https, with a host and a port that there can be."""
     try:
-        read = httpx.URL(url)
+        read = parsed(url)
+        read.host.encode("idna")  # what looking the name up does first
     except (httpx.InvalidURL, ValueError):
         return False
-    return read.scheme in {"http", "https"} and (read.port is None or 0 < read.port < 1 << 16)
-
-
-def is_loopback(url: str) -> bool:
-    """Return whether a URL names this machine."""
-    host = httpx.URL(url).host
-    return host in {"localhost", "::1"} or host.startswith("127.")
+    return read.scheme in {"http", "https"} and read.host != "" and (read.port is None or 0 < read.port < 1 << 16)
 
 
 def without_query(url: str) -> str:
@@ -58,23 +53,30 @@ def without_query(url: str) -> str:
     return url.partition("?")[0]
 
 
-def proxy_by_environment(scheme: str, host: str) -> httpx.URL | None:
-    """Return the proxy for a host; this machine itself is never asked through one.
+def proxy_by_environment(url: httpx.URL) -> httpx.URL | None:
+    """Return the proxy for a URL; this machine itself is never asked through one.
 
     Raises:
         InputError: The environment names a proxy that is neither http nor https.
     """
-    if is_loopback(f"{scheme}://[{host}]" if ":" in host else f"{scheme}://{host}"):
+    if _is_loopback(url.host):
         return None
     proxies = urllib.request.getproxies()
-    proxy = proxies.get(scheme) or proxies.get("all")
-    if not proxy or urllib.request.proxy_bypass(host):
+    proxy = proxies.get(url.scheme) or proxies.get("all")
+    if not proxy or urllib.request.proxy_bypass(url.netloc.decode()):
         return None
     if "://" not in proxy:
         proxy = f"http://{proxy}"
     if not is_http(proxy):
         raise InputError(
-            f"the proxy for {scheme} in the environment is neither http nor https",
+            f"the proxy for {url.scheme} in the environment is neither http nor https",
             hint="name an HTTP proxy in HTTPS_PROXY, or except the host by NO_PROXY",
         )
     return httpx.URL(proxy)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -18,22 +18,24 @@ from vlmbatch.transport.faults import NEVER_CONNECTED, WORDS, NetworkError
 from vlmbatch.transport.network import Body, Network
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping
+    from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping
 
     Sink = Callable[[bytes], object] | None
 
 _SECRET_LENGTH: Final = 12
 """Shorter keys are placeholders (``EMPTY``, ``none``) that may stand in an honest answer."""
 _REMOVED: Final = b"[key removed]"
-_ASKED_CODINGS: Final = ("gzip", "deflate")
-_GZIP_OR_ZLIB: Final = 32 + zlib.MAX_WBITS
+_SHOWN: Final = 8
+"""So much of a server's word goes into a message: no key is as short."""
+_GZIP: Final = 16 + zlib.MAX_WBITS
 _UNPACKED_AT_ONCE: Final = 1 << 20
 _ALWAYS: Final = {
     "accept": "*/*",
-    "accept-encoding": ", ".join(_ASKED_CODINGS),
+    "accept-encoding": "gzip",
     "user-agent": f"vlmbatch/{__version__}",
 }
-_ONE_LINE: Final = re.compile(r"[^\x00\r\n]*")
+_LISTS: Final = frozenset({"content-encoding", "transfer-encoding"})
+_ONE_LINE: Final = re.compile(r"[^\x00\r\n\ud800-\udfff]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,7 @@ class Answer:
         body: The answer's bytes, decompressed.
         code: Why there is no answer (``timeout``, ``dns``, ``tls``, ``refused`` ...), None where there is one.
         message: The same for people.
-        sent: Whether the request had gone out whole, so that it may be billed.
+        sent: Whether the request had gone out whole or its answer had begun, so that it may be billed.
     """
 
     status_code: int | None
@@ -66,7 +68,7 @@ class Transport:
     """
 
     def __init__(self, *, trust_env: bool = True, secret: str | None = None) -> None:
-        self._secret = (secret or "").encode() if len(secret or "") >= _SECRET_LENGTH else b""
+        self._secret = (secret or "").encode(errors="replace") if len(secret or "") >= _SECRET_LENGTH else b""
         self._network = Network(trust_env=trust_env)
         self._headers: dict[tuple[tuple[str, str], ...], httpx.Headers] = {}
 
@@ -104,15 +106,15 @@ class Transport:
         try:
             async with asyncio.timeout(timeout_s):
                 response = await self._network.handle_async_request(request)
+                told = _told(response)
                 try:
-                    whole = await _read(response, sink if response.is_success else None)
+                    whole = await _read(response, told, sink if response.is_success else None, self._secret)
                 finally:
                     await response.aclose()
         except TimeoutError:
             return _failed("timeout", target, f"{timeout_s:g} s", sent=stream.sent)
         except NetworkError as error:
             return _failed(error.code, target, error.detail, sent=stream.sent)
-        told = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in response.headers.raw}
         return self._without_secret(Answer(response.status_code, told, whole))
 
     def _sendable(self, headers: Mapping[str, str]) -> httpx.Headers:
@@ -129,14 +131,24 @@ class Transport:
     def _without_secret(self, answer: Answer) -> Answer:
         """Take the key out of an answer that echoes it, wherever it stands."""
         said = "\n".join(answer.headers.values())
-        if not self._secret or not (self._secret in answer.body or self._secret.decode() in said):
+        secret = self._secret.decode("latin-1")  # as headers are read
+        if not secret or not (self._secret in answer.body or secret in said):
             return answer
-        headers = {k: v.replace(self._secret.decode(), _REMOVED.decode()) for k, v in answer.headers.items()}
+        headers = {k: v.replace(secret, _REMOVED.decode()) for k, v in answer.headers.items()}
         return replace(answer, headers=headers, body=answer.body.replace(self._secret, _REMOVED))
 
 
-async def _read(response: httpx.Response, sink: Sink) -> bytes:
-    """Read an answer to its end.
+def _told(response: httpx.Response) -> dict[str, str]:
+    """Return an answer's headers; what is told twice counts as last told, but codings add up (RFC 9110, 5.3)."""
+    told: dict[str, str] = {}
+    for raw_name, raw_value in response.headers.raw:
+        name, value = raw_name.decode("latin-1").lower(), raw_value.decode("latin-1")
+        told[name] = f"{told[name]}, {value}" if name in _LISTS and name in told else value
+    return told
+
+
+async def _read(response: httpx.Response, told: Mapping[str, str], sink: Sink, secret: bytes) -> bytes:
+    """Read an answer to its end; what goes into a sink goes without the secret.
 
     Raises:
         NetworkError: It breaks off, is too long for the memory, or is not compressed as it says.
@@ -144,8 +156,11 @@ async def _read(response: httpx.Response, sink: Sink) -> bytes:
     pieces: list[bytes] = []
     size = 0
     stream = cast("httpx.AsyncByteStream", response.stream)
-    coding = response.headers.get("content-encoding")
-    async for piece in stream if coding is None else _unpacked(stream, coding.strip().lower()):
+    if told.get("transfer-encoding", "chunked").strip().lower() != "chunked":
+        raise NetworkError("bad_http", "it is coded for the way as nobody asked for")
+    is_plain = "content-encoding" not in told or told.get("content-length") == "0"
+    plain = stream if is_plain else _unpacked(stream, told["content-encoding"].strip().lower())
+    async for piece in plain if sink is None or not secret else _cleaned(plain, secret):
         if sink is not None:
             sink(piece)
             continue
@@ -156,21 +171,34 @@ async def _read(response: httpx.Response, sink: Sink) -> bytes:
     return b"".join(pieces)
 
 
+async def _cleaned(pieces: AsyncIterable[bytes], secret: bytes) -> AsyncIterator[bytes]:
+    """Yield pieces without a secret, which may begin in one and end in the next."""
+    rest = b""
+    async for piece in pieces:
+        data = (rest + piece).replace(secret, _REMOVED)
+        end = max(0, len(data) - len(secret) + 1)
+        if end:
+            yield data[:end]
+        rest = data[end:]
+    if rest:
+        yield rest
+
+
 async def _unpacked(stream: httpx.AsyncByteStream, coding: str) -> AsyncIterator[bytes]:
     """Yield a compressed body's bytes, in pieces that stay small however well they were compressed."""
     if coding in {"identity", ""}:
         async for piece in stream:
             yield piece
         return
-    if coding not in _ASKED_CODINGS:
-        raise NetworkError("bad_http", f"it is compressed in a way that nobody asked for: {coding[:20]}")
-    unpacker = zlib.decompressobj(_GZIP_OR_ZLIB)
+    if coding.removeprefix("x-") != "gzip":  # one thing by two names (RFC 9110, 8.4.1.3)
+        raise NetworkError("bad_http", f"it is compressed in a way that nobody asked for: {coding[:_SHOWN]}")
+    unpacker = zlib.decompressobj(_GZIP)
     try:
         async for packed in stream:
             rest = packed
             while rest:
                 if unpacker.eof:  # another member
-                    unpacker = zlib.decompressobj(_GZIP_OR_ZLIB)
+                    unpacker = zlib.decompressobj(_GZIP)
                 yield unpacker.decompress(rest, _UNPACKED_AT_ONCE)
                 rest = unpacker.unused_data if unpacker.eof else unpacker.unconsumed_tail
     except zlib.error:

@@ -52,13 +52,14 @@ class NetworkError(httpx.TransportError):
 def not_connected(error: OSError) -> NetworkError:
     """Name what kept a connection from being made: never a URL, never a header."""
     if isinstance(error, ssl.SSLError):
-        said = getattr(error, "verify_message", "") or error.reason or type(error).__name__
+        said = getattr(error, "verify_message", "") or getattr(error, "reason", "") or error.strerror
         return NetworkError("tls", str(said))
     if isinstance(error, socket.gaierror):
-        return NetworkError("dns")
+        return NetworkError("dns", error.strerror or "")
     if isinstance(error, TimeoutError) and error.errno is None:
         return NetworkError("connect_timeout")
-    if isinstance(error, ConnectionError) and error.errno is None:  # lost during the handshake
-        return NetworkError("tls", "the handshake was broken off")
-    code = _BY_ERRNO.get(error.errno or 0, "network")
-    return NetworkError(code, "" if code != "network" else error.strerror or type(error).__name__)
+    if error.errno in _BY_ERRNO:
+        return NetworkError(_BY_ERRNO[error.errno])
+    if error.errno is None:  # several addresses, each with a fault of its own
+        return NetworkError("unreachable", str(error).removeprefix("Multiple exceptions: "))
+    return NetworkError("network", error.strerror or type(error).__name__)

@@ -7,6 +7,10 @@ to a request that had gone out whole. Nothing here knows where the connection le
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+import select
+import ssl
 from collections import deque
 from typing import Final, cast
 
@@ -19,8 +23,14 @@ _PIECE: Final = 256 << 10
 _JOINED: Final = 64 << 10
 """A body up to this size goes out in one write with its head."""
 _MOST_HEAD: Final = 256 << 10
+"""So many bytes may come in which no body goes on: heads, trailers, extensions of chunks."""
 _MOST_QUEUED: Final = 1 << 20
 """So many bytes of an answer wait for their reader before the server has to."""
+_REFUSED_UNREAD: Final = frozenset({401, 403, 404, 405, 411, 413, 414, 415, 417, 431, 501})
+"""What is refused by the head alone. A server that then neither reads the body nor closes, as RFC 9112, 9.3 wants it,
+takes that body for the next request, and whoever comes next gets its answer; so nobody comes."""
+_HEADS_ONLY: Final = (b"HEAD ", b"CONNECT ")
+"""Answers to these end with their head, whatever it says (RFC 9112, 6.3); why a proxy refuses, its status says."""
 
 
 class Reply:
@@ -115,29 +125,56 @@ class Connection(asyncio.Protocol):
     def __init__(self) -> None:
         self.idle_since = 0.0
         self._parser = httptools.HttpResponseParser(self)
-        # What browsers read, too: a paid answer is not thrown away for a server's loose end of a line.
-        self._parser.set_dangerous_leniencies(lenient_optional_cr_before_lf=True, lenient_spaces_after_chunk_size=True)
+        # What browsers read, too: a paid answer is not thrown away for a server's loose end of a line, or because the
+        # interim head (1xx) before it says "close" or HTTP/1.0. What comes behind an answer is left, whatever it is.
+        self._parser.set_dangerous_leniencies(
+            lenient_optional_cr_before_lf=True, lenient_spaces_after_chunk_size=True, lenient_keep_alive=True
+        )
         self._reply = Reply()
         self._reply.end()
         self._can_go_on = True
         self._is_paused = False
         self._is_held = False
-        self._head_bytes = 0
+        self._is_head_all = False
+        self._has_ended = False
+        self._bodiless_bytes = 0
 
     @property
     def is_open(self) -> bool:
         """Whether another exchange may follow."""
         return self._can_go_on and not self.transport.is_closing()
 
+    @property
+    def is_silent(self) -> bool:
+        """Whether nothing waits to be read: an end, or an answer that nobody asked for (408 to one who was idle).
+
+        HTTP/1.1 numbers nothing: a second answer that comes only when the next request is out, no client can tell.
+        """
+        return not self._ear.poll(0)
+
+    @property
+    def has_asked(self) -> bool:
+        """Whether the server can have acted: the request had gone out whole, or an answer has begun."""
+        return self._reply.is_asked or self._reply.status > 0
+
     async def send(self, head: bytes, body: memoryview) -> Reply:
-        """Write a request, and return what is coming in; an answer that comes before the end of it ends the writing."""
+        """Write a request, and return what is coming in; an answer that comes before the end of it ends the writing.
+
+        Raises:
+            NetworkError: The connection has gone before a byte was written.
+        """
+        if not self.is_open:
+            raise NetworkError("closed")
         reply = self._reply = Reply()
-        self._head_bytes = 0
+        self._bodiless_bytes = 0
+        self._is_head_all = head.startswith(_HEADS_ONLY)
         if body.nbytes <= _JOINED:
             self.transport.write(b"".join((head, body)))
         else:
             self.transport.write(head)
             for start in range(0, body.nbytes, _PIECE):
+                if start:
+                    await asyncio.sleep(0)  # an answer or an end is heard of, and others have their turn
                 while self._is_paused and not reply.is_over:
                     await reply.change()
                 if reply.is_over or self.transport.is_closing():
@@ -163,20 +200,39 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport."""
         self.transport = cast("asyncio.Transport", transport)
+        self._ear = select.poll()
+        self._ear.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
+
+    def eof_received(self) -> None:
+        """Hear that the server says no more. Under TLS only its farewell counts: anybody can cut a line (9112, 9.8)."""
+        tls = self.transport.get_extra_info("ssl_object")
+        try:
+            self._has_ended = tls is None or not tls.read(1)
+        except ssl.SSLError:
+            self._has_ended = False
 
     def connection_lost(self, error: Exception | None) -> None:
         """Say what the end means for the answer under way."""
         self._can_go_on = False
         reply = self._reply
+        if error is not None and not reply.is_over and (rest := self._last_words()):
+            self.data_received(rest)
         if reply.is_over:
             return
-        if reply.status and error is None and reply.ends_with_connection:
+        if reply.status and self._has_ended and error is None and reply.ends_with_connection:
             reply.end()
-        elif reply.status or self._head_bytes:
+        elif reply.status or self._bodiless_bytes:
             reply.end(NetworkError("short_body"))
         else:
             reply.end(NetworkError("closed" if error is None else "reset"))
         reply.wake()
+
+    def _last_words(self) -> bytes:
+        """Return what came before a reset: who refuses a body unread and closes, resets the rest of it (9112, 9.6)."""
+        if self.transport.get_extra_info("ssl_object") is None:
+            with contextlib.suppress(OSError):
+                return os.read(self.transport.get_extra_info("socket").fileno(), _MOST_HEAD)
+        return b""
 
     def data_received(self, data: bytes) -> None:
         """Parse what came."""
@@ -184,6 +240,7 @@ class Connection(asyncio.Protocol):
         if reply.is_over:  # nobody asked
             self.abort()
             return
+        self._bodiless_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError:
@@ -192,6 +249,9 @@ class Connection(asyncio.Protocol):
         except httptools.HttpParserUpgrade:
             self._can_go_on = False
             reply.end(NetworkError("bad_http", "it wants another protocol"))
+        if self._bodiless_bytes > _MOST_HEAD and not reply.is_over:
+            self._can_go_on = False
+            reply.end(NetworkError("bad_http", "its head does not end"))
         if reply.is_full and not reply.is_over:
             self._is_held = True
             self.transport.pause_reading()
@@ -216,11 +276,7 @@ class Connection(asyncio.Protocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         """Keep a header; what comes behind the body (trailers) is left out."""
         reply = self._reply
-        self._head_bytes += len(name) + len(value)
-        if self._head_bytes > _MOST_HEAD:
-            self._can_go_on = False
-            reply.end(NetworkError("bad_http", "its head does not end"))
-        elif not reply.status and not reply.is_over:
+        if not reply.status and not reply.is_over:
             reply.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
@@ -231,10 +287,14 @@ class Connection(asyncio.Protocol):
             reply.headers.clear()
         elif not reply.is_over:
             reply.status = status
+            if self._is_head_all:
+                self._can_go_on = False  # the parser waits for a body
+                reply.end()
 
     def on_body(self, piece: bytes) -> None:
         """Hand a piece on."""
         reply = self._reply
+        self._bodiless_bytes = 0
         if not reply.is_over:
             reply.add(piece)
 
@@ -243,4 +303,9 @@ class Connection(asyncio.Protocol):
         reply = self._reply
         if reply.status and not reply.is_over:
             reply.end()
-            self._can_go_on = self._can_go_on and self._parser.should_keep_alive()
+            self._can_go_on = (
+                self._can_go_on
+                and self._parser.should_keep_alive()
+                and reply.status not in _REFUSED_UNREAD
+                and not self.transport.get_write_buffer_size()  # else the request has not left us yet
+            )

@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import errno
+import os
 import socket
+import ssl
 import time
 from functools import cached_property
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -17,12 +20,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import aiohappyeyeballs
 import httpx
 
+from vlmbatch import descriptors
+from vlmbatch.errors import InputError
 from vlmbatch.transport.addresses import proxy_by_environment
 from vlmbatch.transport.faults import CONNECT_TIMEOUT_S, WORDS, NetworkError, not_connected
 from vlmbatch.transport.http1 import Connection
 
 if TYPE_CHECKING:
-    import ssl
     from collections.abc import AsyncIterator
 
     from aiohappyeyeballs import AddrInfoType
@@ -33,13 +37,15 @@ _KEPT_S: Final = 60.0
 """A connection that was idle for longer is not used again."""
 _ADDRESSES_KEPT_S: Final = 60.0
 _SECOND_ADDRESS_AFTER_S: Final = 0.25
+_SPARED_DESCRIPTORS: Final = 32
+"""Left to files, whatever the connections want: an answer that cannot be written down is paid for nothing."""
 _OURS: Final = frozenset({b"content-length", b"transfer-encoding"})
 _BODILESS: Final = frozenset({"GET", "HEAD", "DELETE", "OPTIONS"})
 _PORTS: Final = {"http": 80, "https": 443}
 
 
 class Body(httpx.AsyncByteStream):
-    """A request's body as it stands, and whether it has gone out whole."""
+    """A request's body as it stands, and whether anybody can have acted on it."""
 
     def __init__(self, data: bytes | memoryview) -> None:
         self.data = memoryview(data)
@@ -67,6 +73,7 @@ class Network(httpx.AsyncBaseTransport):
 
     def __init__(self, *, trust_env: bool = True) -> None:
         self._trust_env = trust_env
+        self._descriptors = descriptors.limit() - _SPARED_DESCRIPTORS
         self._ways: dict[tuple[str, bytes], _Way] = {}
         self._kept: dict[_Way, list[Connection]] = {}
         self._looked_up: dict[tuple[str, int], tuple[float, asyncio.Task[list[AddrInfoType]]]] = {}
@@ -77,6 +84,9 @@ class Network(httpx.AsyncBaseTransport):
             for connection in connections:
                 connection.abort()
         self._kept.clear()
+        for _, lookup in self._looked_up.values():
+            lookup.cancel()
+        self._looked_up.clear()
         await asyncio.sleep(0)  # the loop closes sockets in its next round
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
@@ -90,11 +100,12 @@ class Network(httpx.AsyncBaseTransport):
         connection = self._take(way) or await self._connect(way)
         try:
             reply = await connection.send(_head(request, way, body.data.nbytes), body.data)
-            body.sent = reply.is_asked
             await reply.head()
         except BaseException:
             connection.abort()
             raise
+        finally:
+            body.sent = connection.has_asked
         return httpx.Response(reply.status, headers=reply.headers, stream=_Incoming(self, way, connection, reply))
 
     # --- kept connections ---------------------------------------------------------------------------------------
@@ -104,7 +115,8 @@ class Network(httpx.AsyncBaseTransport):
         kept = self._kept.get(way, [])
         while kept:
             connection = kept.pop()
-            if connection.is_open and time.monotonic() - connection.idle_since <= _KEPT_S:
+            is_fresh = time.monotonic() - connection.idle_since <= _KEPT_S
+            if is_fresh and connection.is_open and connection.is_silent:
                 return connection
             connection.abort()
         return None
@@ -123,7 +135,7 @@ class Network(httpx.AsyncBaseTransport):
         key = (url.scheme, url.netloc)
         if key not in self._ways:
             host, port = _place(url)
-            proxy = proxy_by_environment(url.scheme, url.host) if self._trust_env else None
+            proxy = proxy_by_environment(url) if self._trust_env else None
             self._ways[key] = _Way(url.scheme, host, port, proxy)
         return self._ways[key]
 
@@ -145,15 +157,32 @@ class Network(httpx.AsyncBaseTransport):
         raw = await aiohappyeyeballs.start_connection(
             await self._addresses(host, port), happy_eyeballs_delay=_SECOND_ADDRESS_AFTER_S
         )
-        tls, name = (self._trust, host) if scheme == "https" else (None, None)
-        try:
-            _, connection = await asyncio.get_running_loop().create_connection(
-                Connection, sock=raw, ssl=tls, server_hostname=name
-            )
-        except BaseException:
+        if raw.fileno() >= self._descriptors:
             raw.close()
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        _, connection = await asyncio.get_running_loop().create_connection(Connection, sock=raw)
+        return await self._secured(connection, host) if scheme == "https" else connection
+
+    async def _secured(self, outer: Connection, host: str) -> Connection:
+        """Speak TLS over a connection, with the host that it leads to.
+
+        Not by ``create_connection(ssl=)``, which leaves its socket open when it is cancelled before the handshake.
+        """
+        inner, loop, transport = Connection(), asyncio.get_running_loop(), None
+        inner.connection_made(outer.transport)  # until its own is there, this is what it closes
+        try:
+            if not outer.transport.is_closing():
+                name = host.rstrip(".")  # of a certificate: without the root's dot
+                transport = await loop.start_tls(outer.transport, inner, self._trust, server_hostname=name)
+        except ConnectionError:
+            transport = None
+        except BaseException:
+            outer.abort()
             raise
-        return connection
+        if transport is None or transport.is_closing():
+            raise ssl.SSLError(0, "the handshake was broken off")
+        inner.connection_made(transport)
+        return inner
 
     async def _through(self, proxy: httpx.URL, way: _Way) -> Connection:
         """Open the way to a proxy, and for https through it."""
@@ -173,19 +202,14 @@ class Network(httpx.AsyncBaseTransport):
         """Ask a proxy for the way to a host, and speak TLS with that host through it."""
         place = f"[{way.host}]:{way.port}" if ":" in way.host else f"{way.host}:{way.port}"
         head = f"CONNECT {place} HTTP/1.1\r\nhost: {place}\r\n".encode() + _signed_in(proxy) + b"\r\n"
-        reply = await outer.send(head, memoryview(b""))
         try:
+            reply = await outer.send(head, memoryview(b""))
             await reply.head()
         except NetworkError as error:
             raise NetworkError("proxy", str(error)) from None
         if not 200 <= reply.status <= 299:
             raise NetworkError("proxy", f"status {reply.status}")
-        inner, loop = Connection(), asyncio.get_running_loop()
-        transport = await loop.start_tls(outer.transport, inner, self._trust, server_hostname=way.host)
-        if transport is None:
-            raise ConnectionError  # lost in the handshake
-        inner.connection_made(transport)
-        return inner
+        return await self._secured(outer, way.host)
 
     async def _addresses(self, host: str, port: int) -> list[AddrInfoType]:
         """Look a name up, once for all requests of a minute."""
@@ -199,7 +223,13 @@ class Network(httpx.AsyncBaseTransport):
 
     @cached_property
     def _trust(self) -> ssl.SSLContext:
-        return httpx.create_ssl_context()
+        try:
+            return httpx.create_ssl_context()
+        except OSError as error:
+            raise InputError(
+                f"the certificates that SSL_CERT_FILE or SSL_CERT_DIR names cannot be read ({error.strerror})",
+                hint="name a file of certificates in PEM form, or unset the variable",
+            ) from None
 
 
 class _Incoming(httpx.AsyncByteStream):
@@ -229,7 +259,10 @@ class _Incoming(httpx.AsyncByteStream):
 
 
 async def _look_up(host: str, port: int) -> list[AddrInfoType]:
-    return [*await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)]
+    try:
+        return [*await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)]
+    except UnicodeError:
+        raise socket.gaierror(socket.EAI_NONAME, "no host has such a name") from None
 
 
 def _place(url: httpx.URL) -> tuple[str, int]:
