@@ -84,7 +84,7 @@ def read_standing(run: RunDir, provider: Provider, index: IdIndex, *, rehearsal:
     origins = attempts.Origins.load(run)
     for path in run.results(rehearsal=rehearsal):
         for settled in attempts.iter_settled(path, run, provider, origins.job(path), rehearsal=rehearsal):
-            position = index.position(settled.custom_id)
+            position = index.position(settled.custom_id, settled.line_sha256)
             if position < 0:
                 raise _foreign(path, settled.custom_id)
             if settled.is_settled:
@@ -127,7 +127,7 @@ def judge_standing(
         for outcome in attempts.Reader(path, run, provider, origins.job(path)):
             if outcome.rehearsal != rehearsal:
                 continue
-            position = index.position(outcome.custom_id)
+            position = index.position(outcome.custom_id, outcome.line_sha256)
             if position < 0:
                 raise _foreign(path, outcome.custom_id)
             reading, verdict = attempts.judge(outcome, provider, asked[outputs[position] if outputs else ""])
@@ -160,7 +160,7 @@ def _note(standing: Standing, position: int, outcome: Outcome, reading: Reading,
 
 def _foreign(path: str, custom_id: str) -> IntegrityError:
     return IntegrityError(
-        f"{path}: {custom_id!r} is not an id of this run: results of another run were mixed in",
+        f"{path}: {custom_id!r} is not an id of this run, or of another line: results of another run were mixed in",
         hint="move that file out of results/; nothing was sent",
     )
 

@@ -6,22 +6,22 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from tests.faults import FaultServer, completion, faulty, silent_port
+from tests.pictures import png
 from tests.sendable import attempts_of, make_run, row_id
 from tests.waiting import wait_until
 from vlmbatch import jsonl
 from vlmbatch.errors import CheckFailed, Exit, InputError, IntegrityError, RefusedError
 from vlmbatch.records import Event, Status
 from vlmbatch.retry import Policy
+from vlmbatch.rundir import RunDir
+from vlmbatch.stages.build import BuildOptions, build
 from vlmbatch.stages.run import RunOptions, RunResult, run
 from vlmbatch.stop import Stop
-
-if TYPE_CHECKING:
-    from vlmbatch.rundir import RunDir
 
 KEY = "sk-CANARY-0123456789"
 QUICK = Policy(base_s=0.05, backoff_cap_s=0.2, patience_s=0.5)
@@ -70,6 +70,19 @@ def test_every_row_is_answered_once_and_kept_as_it_came(tmp_path: Path) -> None:
     assert attempt["tries"] == [{"status_code": 200, "error": None, "waited_s": 0.0}]
     assert attempt["session"]["tool"]["name"] == "vlmbatch"
     assert sum("session" in one for one in attempts_of(run_dir)) == 1
+
+
+@pytest.mark.parametrize("options", [{}, {"max_tokens_total": 100_000}], ids=["by their word", "judged"])
+def test_answers_to_other_lines_under_the_same_ids_stop_the_run(tmp_path: Path, options: dict[str, Any]) -> None:
+    """An id is not enough: results of a build that froze other bytes are no answers to this run's requests."""
+    run_dir, other = make_run(tmp_path / "run", 3), make_run(tmp_path / "other", 3, max_tokens=65)
+    with faulty() as server:
+        send(other, server)
+        Path(run_dir.file("results")).mkdir(exist_ok=True)
+        Path(run_dir.file("results/a.jsonl")).write_bytes(Path(other.results()[0]).read_bytes())
+        with pytest.raises(IntegrityError, match="of another line"):
+            send(run_dir, server, **options)
+    assert len(server.seen) == 3
 
 
 def test_same_command_again_sends_nothing(tmp_path: Path) -> None:
@@ -204,7 +217,7 @@ def test_pending_file_holds_the_frozen_lines_left(tmp_path: Path) -> None:
 def test_pending_through_a_link_writes_what_it_leads_to(tmp_path: Path) -> None:
     """A link stays a link: its target has the lines."""
     run_dir = make_run(tmp_path / "run", 3)
-    (tmp_path / "real.jsonl").write_text("old")
+    (tmp_path / "real.jsonl").write_text("")
     (tmp_path / "link.jsonl").symlink_to("real.jsonl")
     with faulty() as server:
         send(run_dir, server, pending=str(tmp_path / "link.jsonl"))
@@ -280,17 +293,33 @@ def test_endpoint_that_is_down_at_the_start_is_left_out_with_a_warning(tmp_path:
 
 
 def test_no_endpoint_at_all_is_said_clearly(tmp_path: Path) -> None:
-    """Nothing listens: the run ends by itself, names each address, and leaves almost every row untouched."""
+    """Nothing listens: the run says so once, ends by itself, names each address, and leaves no mark on any row."""
     run_dir = make_run(tmp_path / "run", 500)
     with silent_port() as one, silent_port() as two:
         base_urls = tuple(f"http://127.0.0.1:{port}/v1" for port in (one, two))
         policy = Policy(base_s=0.01, backoff_cap_s=0.02, patience_s=0.1)
-        result = send(run_dir, base_urls=base_urls, policy=policy)
-    assert "no endpoint answers" in result.stopped
-    assert str(one) in result.stopped
-    assert str(two) in result.stopped
-    assert isinstance(result.problem(), CheckFailed)
-    assert result.tries < 20
+        told: list[Event] = []
+        with pytest.raises(CheckFailed, match="no endpoint answers") as caught:
+            send(run_dir, base_urls=base_urls, policy=policy, on_event=told.append)
+    assert f":{one}" in caught.value.message
+    assert f":{two}" in caught.value.message
+    assert [event.kind for event in told if event.kind == "warning"] == ["warning"]
+    assert run_dir.results() == []
+
+
+def test_endpoint_that_comes_up_while_it_is_looked_for_is_used(tmp_path: Path) -> None:
+    """A server that is still starting is waited for, a while."""
+    run_dir = make_run(tmp_path / "run", 5)
+    policy = Policy(base_s=0.01, backoff_cap_s=0.02, patience_s=20)
+    told: list[Event] = []
+    with ThreadPoolExecutor(1) as pool:
+        with silent_port() as port:
+            base_urls = (f"http://127.0.0.1:{port}/v1",)
+            running = pool.submit(send, run_dir, base_urls=base_urls, policy=policy, on_event=told.append)
+            wait_until(lambda: any(event.kind == "warning" for event in told))
+        with faulty(port=port):
+            assert running.result().problem() is None
+    assert len(answered(run_dir)) == 5
 
 
 def test_model_that_is_not_listed_is_tried_by_one_request(tmp_path: Path) -> None:
@@ -377,6 +406,32 @@ def test_budget_is_looked_at_again_once_a_place_is_free(tmp_path: Path) -> None:
     # 110, then 300 where 120 was the most that one could know of: now 410 are spent, and no third row may go
     assert len(server.seen) == 2
     assert (result.input_tokens + result.output_tokens, result.without_answer) == (410, 4)
+
+
+@pytest.mark.parametrize("model", ["gpt-5.4-mini", "a-model-of-nobody"])
+def test_budget_stops_before_a_row_that_is_larger_than_all_before(tmp_path: Path, model: str) -> None:
+    """An image of fifty times the pixels is not sent on the word of small ones."""
+    (tmp_path / "images").mkdir()
+    for name in ("a", "b", "c"):
+        (tmp_path / f"images/{name}.png").write_bytes(png(64, 64))
+    (tmp_path / "images/d.png").write_bytes(png(2000, 1500))
+    sources, out = [str(tmp_path / "images")], str(tmp_path / "run")
+    build(BuildOptions(sources=sources, out=out, model=model, prompt="row 0000001", max_tokens=20))
+    with faulty() as server:
+        # a small row takes 110 here; one more of that size would fit
+        result = send(RunDir.open(out), server, max_tokens_total=500)
+    assert (len(server.seen), result.without_answer) == (3, 1)
+    assert "--max-tokens-total" in result.stopped
+
+
+def test_limit_that_was_passed_all_the_same_is_said(tmp_path: Path) -> None:
+    """Where the last answer took more than anybody could know, the run says that the limit was passed."""
+    run_dir = make_run(tmp_path / "run", 1, max_tokens=20)
+    large = {**completion(0), "usage": {"prompt_tokens": 900, "completion_tokens": 10, "total_tokens": 910}}
+    told: list[Event] = []
+    with faulty({"steps": [{"body": large}]}) as server:
+        assert send(run_dir, server, max_tokens_total=400, on_event=told.append).problem() is None
+    assert any(event.kind == "warning" and "limit on spending was passed" in event.message for event in told)
 
 
 def test_money_budget_needs_prices_and_is_kept(tmp_path: Path) -> None:

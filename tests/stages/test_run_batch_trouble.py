@@ -10,15 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.faults import silent_port
 from tests.pictures import png
 from tests.stages.batch_runs import CHAT, GEMINI, MESSAGES, Heard, Kind, answers, events, ids, make, send
 from vlmbatch import jsonl
+from vlmbatch.batch import channel
 from vlmbatch.batch.base import BatchOptions
 from vlmbatch.batch.calls import Caller, CallError
-from vlmbatch.errors import RefusedError
+from vlmbatch.errors import CheckFailed, RefusedError
 from vlmbatch.rehearsal.faults import parse_faults
 from vlmbatch.rehearsal.jobs import Flaw
 from vlmbatch.rehearsal.server import Server, serve
+from vlmbatch.retry import Policy
 from vlmbatch.rundir import RunDir
 from vlmbatch.stages.build import build
 from vlmbatch.stages.building.plan import BuildOptions
@@ -58,6 +61,22 @@ def _stage(run: RunDir, server: Server, **more: Any) -> RunResult:
     batch = BatchOptions(**{"poll_interval_s": 0.01, "settle_s": 0.1, **more.pop("batch", {})})
     options = RunOptions(channel="batch", base_urls=(server.base_url + CHAT.base,), batch=batch, **more)
     return run_stage(run, options, key="k")
+
+
+# --- a network that is down ----------------------------------------------------------------------------------
+
+
+def test_network_that_is_down_is_no_refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exit 4 means that the provider said no; where nobody was heard, the same command again is all that is needed."""
+    run = make(tmp_path, CHAT, rows=3)
+    monkeypatch.setattr(channel, "patient", lambda _timeout_s: Policy(max_tries=2, base_s=0.01))
+    with silent_port() as port:
+        options = RunOptions(channel="batch", base_urls=(f"http://127.0.0.1:{port}{CHAT.base}",))
+        with pytest.raises(CheckFailed, match="nothing listens"):
+            run_stage(run, options, key="k")
+    with serve() as server:
+        assert _stage(run, server).problem() is None
+    assert max(_submitted(server).values()) == 1
 
 
 # --- jobs of another copy of the folder ----------------------------------------------------------------------

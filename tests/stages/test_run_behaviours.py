@@ -12,7 +12,7 @@ import pytest
 from tests.faults import FaultServer, behaviour, behaviours, faulty
 from tests.sendable import attempts_of, make_run, row_id
 from vlmbatch.attempts import Reader, asked, judge
-from vlmbatch.errors import IntegrityError, RefusedError
+from vlmbatch.errors import CheckFailed, IntegrityError, RefusedError
 from vlmbatch.providers import get
 from vlmbatch.retry import Policy
 from vlmbatch.stages.run import RunOptions, RunResult, run
@@ -252,11 +252,9 @@ def test_name_that_does_not_resolve_stops_the_run(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(socket, "getaddrinfo", not_found)
     run_dir = make_run(tmp_path / "run", spec["rows"])
-    result = run(run_dir, RunOptions(policy=QUICK, base_urls=(spec["script"]["base_url"],)), key="sk-x")
-    assert "does not resolve" in result.stopped
-    assert result.problem() is not None
-    assert set(statuses(run_dir).values()) <= {"network_error"}
-    assert len(statuses(run_dir)) < 100
+    with pytest.raises(CheckFailed, match="does not resolve"):
+        run(run_dir, RunOptions(policy=QUICK, base_urls=(spec["script"]["base_url"],)), key="sk-x")
+    assert statuses(run_dir) == {}
 
 
 def test_https_to_a_plain_port_names_tls(tmp_path: Path) -> None:
@@ -265,8 +263,8 @@ def test_https_to_a_plain_port_names_tls(tmp_path: Path) -> None:
     with faulty() as server:
         base_url = behaviour("net-tls")["script"]["base_url"].replace("@PORT@", str(server.port))
         options = RunOptions(policy=QUICK, base_urls=(base_url,))
-        result = run(run_dir, options, key="sk-x")
-    assert "TLS" in result.stopped
+        with pytest.raises(CheckFailed, match="TLS"):
+            run(run_dir, options, key="sk-x")
     assert server.seen == server.looked == []
 
 

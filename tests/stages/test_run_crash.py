@@ -145,13 +145,9 @@ def test_memory_per_row_that_is_already_done_is_small(tmp_path: Path, victim: Se
     peaks = []
     for rows in (20_000, 60_000):
         run_dir = make_run(tmp_path / f"run-{rows}", rows)
-        ids = [entry.custom_id for entry in run_dir.iter_entries()]
-        text = "x" * 500
-        lines = [
-            b'{"schema":"vlmbatch.attempt/1","custom_id":"%s","text":"%s","answered":true}\n'
-            % (one.encode(), text.encode())
-            for one in ids[:-10]
-        ]
+        line = '{"schema":"vlmbatch.attempt/1","custom_id":"%s","line_sha256":"%s","text":"%s","answered":true}\n'
+        entries = list(run_dir.iter_entries())[:-10]
+        lines = [(line % (one.custom_id, one.line_sha256, "x" * 500)).encode() for one in entries]
         Path(run_dir.file("results/a.jsonl")).write_bytes(b"".join(lines))
         with faulty() as server:
             ended = victim(run_dir, server.base_url)

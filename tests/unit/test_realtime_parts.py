@@ -17,10 +17,12 @@ from hypothesis import strategies as st
 from vlmbatch import jsonl
 from vlmbatch.pace import Limiter
 from vlmbatch.prices import Rates
+from vlmbatch.progress import ProgressFileReporter
 from vlmbatch.realtime import endpoints as endpoints_module
 from vlmbatch.realtime.budget import Budget
 from vlmbatch.realtime.endpoints import Endpoint, Endpoints, NoEndpointError
 from vlmbatch.realtime.writer import ResultsWriter
+from vlmbatch.records import Entry
 from vlmbatch.retry import Policy
 
 if TYPE_CHECKING:
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 
     from vlmbatch.records import Usage
 
+ROW = Entry(0, "r-0", "shards/00000.jsonl", 0, 100, 10, 80, "0" * 64, "0" * 64, [], b"", None, "")
 POLICY = Policy(max_tries=3, base_s=0.01, backoff_cap_s=0.01, max_wait_s=5, patience_s=0.05)
 
 
@@ -224,6 +227,37 @@ def usage(used: int | None, made: int | None) -> Usage:
 
 
 @given(
+    limit=st.integers(0, 100_000),
+    rows=st.lists(st.tuples(st.integers(1, 3000), st.integers(0, 50)), min_size=1, max_size=80),
+    factor=st.integers(1, 4),
+    at_once=st.integers(1, 8),
+)
+def test_budget_knows_what_a_large_row_takes_before_it_is_sent(
+    limit: int, rows: list[tuple[int, int]], factor: int, at_once: int
+) -> None:
+    """A row ten times as large as any before is not sent where it would not fit; only the first may surprise."""
+    sizes = {number: size for number, (size, _) in enumerate(rows)}
+    budget = Budget(max_tokens=limit, output_limit=50, count_tokens=lambda row: sizes[row.position])
+    flying: list[Any] = []
+
+    def land() -> None:
+        entry, reserve, made = flying.pop(0)
+        budget.free(reserve)
+        budget.add(usage(factor * sizes[entry.position], made), entry)
+
+    for number, (_, made) in enumerate(rows):
+        entry = ROW._replace(position=number)
+        while flying and (len(flying) >= at_once or not budget.fits(entry)):
+            land()
+        if not budget.fits(entry):
+            break
+        flying.append((entry, budget.hold(entry), made))
+    while flying:
+        land()
+    assert budget.input_tokens + budget.output_tokens <= limit + (factor - 1) * sizes[0]
+
+
+@given(
     limit=st.integers(0, 5000),
     rows=st.lists(st.tuples(st.integers(1, 100), st.integers(0, 50)), max_size=80),
     at_once=st.integers(1, 8),
@@ -234,13 +268,13 @@ def test_budget_is_never_passed(limit: int, rows: list[tuple[int, int]], at_once
     flying: list[Any] = []
     largest = max((used for used, _ in rows), default=0)
     for _, made in rows:
-        while flying and (len(flying) >= at_once or not budget.fits()):
+        while flying and (len(flying) >= at_once or not budget.fits(ROW)):
             reserve, spent = flying.pop(0)
             budget.free(reserve)
             budget.add(usage(*spent))
-        if not budget.fits():
+        if not budget.fits(ROW):
             break
-        flying.append((budget.hold(), (largest, made)))
+        flying.append((budget.hold(ROW), (largest, made)))
     for reserve, spent in flying:
         budget.free(reserve)
         budget.add(usage(*spent))
@@ -253,22 +287,22 @@ def test_budget_counts_money_at_the_worst_case() -> None:
     budget = Budget(max_usd=Decimal("0.01"), rates=rates, output_limit=100)
     budget.add(usage(100, 50))
     assert budget.spent_usd == Decimal("0.002")
-    assert budget.fits()
-    reserve = budget.hold()
-    assert budget.fits()
+    assert budget.fits(ROW)
+    reserve = budget.hold(ROW)
+    assert budget.fits(ROW)
     budget.add_unknown()
-    assert not budget.fits()
+    assert not budget.fits(ROW)
     budget.free(reserve)
-    assert budget.fits()
+    assert budget.fits(ROW)
 
 
 def test_budget_sends_one_row_first_while_nothing_is_known() -> None:
     """What a row takes is learnt from one, not from thirty-two."""
     budget = Budget(max_tokens=10_000, output_limit=10)
-    assert budget.fits()
-    budget.hold()
-    assert not budget.fits()
-    assert Budget().fits()
+    assert budget.fits(ROW)
+    budget.hold(ROW)
+    assert not budget.fits(ROW)
+    assert Budget().fits(ROW)
 
 
 # --- writer --------------------------------------------------------------------------------------------------
@@ -297,7 +331,7 @@ def test_writer_ends_a_torn_line_first(tmp_path: Path) -> None:
 
 
 def test_full_disk_is_told_once_and_tried_again_at_the_end(tmp_path: Path) -> None:
-    """Lines that did not fit are kept; once there is room they follow, each once, on lines of their own."""
+    """Lines that did not fit are kept; once there is room they follow, each once, and who waits for them hears it."""
     path = tmp_path / "r.jsonl"
     told = threading.Event()
     calls: list[int] = []
@@ -307,7 +341,9 @@ def test_full_disk_is_told_once_and_tried_again_at_the_end(tmp_path: Path) -> No
         calls.append(1)
         told.set()
 
-    writer = ResultsWriter(str(path), on_failure=failed)
+    heard: list[bytes] = []
+    progress = ProgressFileReporter(tmp_path / "progress.json", 100)
+    writer = ResultsWriter(str(path), reporters=[progress], on_failure=failed, on_written=heard.extend)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
     try:
         for number in range(100):
@@ -323,6 +359,9 @@ def test_full_disk_is_told_once_and_tried_again_at_the_end(tmp_path: Path) -> No
     lines = path.read_bytes().splitlines()
     whole = [line for line in lines if line.endswith(b"}")]
     assert [int(line[5:8]) for line in whole] == list(range(100))
+    assert heard == whole
+    progress.finalize()
+    assert jsonl.loads((tmp_path / "progress.json").read_bytes())["completed"] == 100
     assert len(lines) - len(whole) <= 1
 
 

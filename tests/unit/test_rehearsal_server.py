@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -50,6 +52,21 @@ def test_route_answers_its_format(path: str, body: Any) -> None:
         assert "640 x 480" in answer.text
         assert (server.requests, server.statuses) == (1, Counter({200: 1}))
         assert list(server.bodies.values()) == [1]
+
+
+def test_server_that_ends_while_it_is_asked_leaves_no_task(caplog: pytest.LogCaptureFixture) -> None:
+    """Ctrl-C in a rehearsal says what became of the run, and nothing of the rehearsal's own requests."""
+    with serve(parse_faults({"latency_s": 60})) as server:
+        address = httpx.URL(server.base_url)
+        body = json.dumps(bodies.chat([bodies.picture()])).encode()
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+        client = socket.create_connection((address.host, address.port or 0))
+        client.sendall(head + body)
+        wait_until(lambda: server.requests)
+        client.close()
+        assert _get(server, "/health").status_code == 200  # by now it knows that the client has gone
+    gc.collect()
+    assert [record.getMessage() for record in caplog.records] == []
 
 
 def test_health_and_models_are_told() -> None:

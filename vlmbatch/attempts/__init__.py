@@ -5,6 +5,7 @@ A file of results/ holds attempts that we wrote, or it is a provider's own batch
 line is counted and passed over, and nothing is ever written.
 """
 
+from vlmbatch.attempts.foreign import NAMED, foreign, refuse_foreign
 from vlmbatch.attempts.judging import asked, asked_by_output, is_settled, iter_settled, judge
 from vlmbatch.attempts.ordering import order_files, parse_time
 from vlmbatch.attempts.origins import Origins
@@ -12,6 +13,7 @@ from vlmbatch.attempts.reading import Reader, as_seconds, relative_name
 from vlmbatch.attempts.shape import Outcome, Settled
 
 __all__ = [
+    "NAMED",
     "Origins",
     "Outcome",
     "Reader",
@@ -19,10 +21,12 @@ __all__ = [
     "as_seconds",
     "asked",
     "asked_by_output",
+    "foreign",
     "is_settled",
     "iter_settled",
     "judge",
     "order_files",
     "parse_time",
+    "refuse_foreign",
     "relative_name",
 ]

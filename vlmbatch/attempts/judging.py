@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 _OK_FIRST, _OK_LAST = 200, 299
 _OURS = b'{"schema":"%s","custom_id":"' % ATTEMPT_SCHEMA.encode()
+_HASH_KEY = b'","line_sha256":"'
+_ID_AND_HASH = 256
+"""Within so many bytes behind the key of the id stand both."""
 _ANSWERED = b',"answered":true}\n'
 
 
@@ -87,9 +90,9 @@ def iter_settled(
     reader = Reader(path, run, provider, job)
     with open(path, "rb", buffering=1 << 20) as file:
         for number, raw in enumerate(file, start=1):
-            custom_id = _answered_id(raw)
-            if custom_id is not None and not rehearsal:
-                yield Settled(custom_id, is_settled=True, is_answer=True)
+            answered = _answered(raw)
+            if answered is not None and not rehearsal:
+                yield answered
                 continue
             value = jsonl.parse_object(raw.removeprefix(jsonl.BOM) if number == 1 else raw)
             settled = None if value is None else _settle(value, number, reader, provider, rehearsal=rehearsal)
@@ -109,11 +112,11 @@ def _settle(
         return None
     reading, verdict = judge(outcome, provider, Asked())
     is_answer = verdict.status in MODEL_ANSWERS
-    return Settled(outcome.custom_id, is_settled(verdict, reading, outcome), is_answer)
+    return Settled(outcome.custom_id, outcome.line_sha256, is_settled(verdict, reading, outcome), is_answer)
 
 
-def _answered_id(raw: bytes) -> str | None:
-    """Return whose answer a line of ours says that it is, without parsing it; None where it does not say so.
+def _answered(raw: bytes) -> Settled | None:
+    """Take a line of ours that says that it is an answer at its word, unparsed; None where it does not say so.
 
     ``answered`` is the last key that we write: so what begins as a line of ours and ends in it is whole, unless it is
     two lines in one (a torn one that another program wrote on).
@@ -121,22 +124,26 @@ def _answered_id(raw: bytes) -> str | None:
     if not raw.endswith(_ANSWERED) or not raw.startswith(_OURS) or raw.find(_OURS, 1) >= 0:
         return None
     start = len(_OURS)
-    return raw[start : raw.index(b'"', start)].decode("ascii", "replace")
+    custom_id, key, rest = raw[start : start + _ID_AND_HASH].partition(_HASH_KEY)
+    if not key or b'"' in custom_id:
+        return None
+    digest = rest[:64].decode("ascii", "replace")
+    return Settled(custom_id.decode("ascii", "replace"), digest, is_settled=True, is_answer=True)
 
 
 def _settled_by_word(value: dict[str, Any]) -> Settled | None:
     """Take a line of ours at its word, None where it has to be judged."""
     if value.get("schema") != ATTEMPT_SCHEMA or "rehearsal" in value:
         return None
-    custom_id = value.get("custom_id")
-    if not isinstance(custom_id, str) or not isinstance(value.get("line_sha256"), str):
+    custom_id, digest = value.get("custom_id"), value.get("line_sha256")
+    if not isinstance(custom_id, str) or not isinstance(digest, str):
         return None
     try:
         error = value["error"]
         if error is None:
             answered = _OK_FIRST <= value["status_code"] <= _OK_LAST
-            return Settled(custom_id, is_settled=True, is_answer=True) if answered else None
+            return Settled(custom_id, digest, is_settled=True, is_answer=True) if answered else None
         settled = not error["is_retryable"] and value.get("final") is not False
-        return Settled(custom_id, is_settled=True, is_answer=False) if settled else None
+        return Settled(custom_id, digest, is_settled=True, is_answer=False) if settled else None
     except (KeyError, TypeError):
         return None

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 _REALTIME, _BATCH = "realtime", "batch"
 _LONGEST_S = 1e9
+_OUTCOMES = frozenset({"status_code", "error", "response", "response_text", "response_base64", "result", "latency_s"})
+"""What a line has that tells what became of a request; a line of the manifest or of a shard has none of them."""
 
 
 class Reader:
@@ -87,7 +89,7 @@ class Reader:
         custom_id, digest = get("custom_id"), get("line_sha256")
         if get("schema") != ATTEMPT_SCHEMA:
             _check_kind(value, f"{self.name}:{number}")
-        if not isinstance(custom_id, str) or not isinstance(digest, str):
+        if not isinstance(custom_id, str) or not isinstance(digest, str) or _OUTCOMES.isdisjoint(value):
             return None
         error, status_code = get("error"), get("status_code")
         status_code = status_code if type(status_code) is int else None
@@ -117,7 +119,7 @@ class Reader:
                 hint="name the files of results/; what collect wrote is not read back",
             )
         line = self._provider.read_batch_line(value)
-        if line.custom_id is None:
+        if line.custom_id is None or _OUTCOMES.isdisjoint(value):
             return None
         return Outcome(
             line.custom_id,

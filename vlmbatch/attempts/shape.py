@@ -51,8 +51,16 @@ class Outcome(NamedTuple):
 
 
 class Settled(NamedTuple):
-    """What resume needs of one line: whose it is, whether the row needs no sending any more, whether a model spoke."""
+    """What resume needs of one line.
+
+    Attributes:
+        custom_id: Whose it is.
+        line_sha256: Hash of the line that was sent, None where the file does not tell.
+        is_settled: Whether the row needs no sending any more.
+        is_answer: Whether a model spoke.
+    """
 
     custom_id: str
+    line_sha256: str | None
     is_settled: bool
     is_answer: bool

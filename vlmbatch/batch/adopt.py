@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from vlmbatch import jsonl
 from vlmbatch.batch.base import label
-from vlmbatch.batch.calls import CallError
+from vlmbatch.batch.calls import CallError, as_ending
 from vlmbatch.batch.submit import tag_of
-from vlmbatch.errors import RefusedError
 from vlmbatch.providers.base_batch import Phase, Tag, as_time
 
 if TYPE_CHECKING:
@@ -49,9 +48,10 @@ async def adopt(work: Work) -> None:
         found = await _tagged(work)
     except CallError as error:
         if doubtful or not error.is_missing:
-            raise RefusedError(
-                f"the provider's list of jobs cannot be had ({error})",
-                hint="without it a job might be made twice; nothing was submitted. Try again later",
+            raise as_ending(
+                error,
+                "the provider's list of jobs cannot be had",
+                "without it a job might be made twice; nothing was submitted. Try again later",
             ) from None
         work.warn(f"the provider does not list its jobs ({error}): one that this folder does not know of stays unknown")
         return

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, TypeVar
 
 from vlmbatch import jsonl, retry
-from vlmbatch.errors import RefusedError
+from vlmbatch.errors import CheckFailed, RefusedError, VlmbatchError
 from vlmbatch.providers.base_batch import Reply
 from vlmbatch.records import Try
 
@@ -194,6 +194,13 @@ class Caller:
             may_have_acted=status >= 500 or status in _UNKNOWN_EFFECT,
             is_retryable=error is not None and error["is_retryable"],
         )
+
+
+def as_ending(error: CallError, what: str, hint: str) -> VlmbatchError:
+    """Return what ends the command for want of a good answer: the provider's no, or a network that is down."""
+    if error.status_code is None:
+        return CheckFailed(f"{what}: {error}", hint=hint)
+    return RefusedError(f"{what}: {error}", hint=hint)
 
 
 def patient(timeout_s: float) -> retry.Policy:

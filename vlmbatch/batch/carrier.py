@@ -13,8 +13,8 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vlmbatch import jsonl
-from vlmbatch.batch.calls import Caller, CallError, patient
-from vlmbatch.errors import RefusedError
+from vlmbatch.batch.calls import Caller, CallError, as_ending, patient
+from vlmbatch.errors import InputError, RefusedError
 from vlmbatch.journal import now
 from vlmbatch.providers.base_batch import as_stamp, as_time
 from vlmbatch.providers.pick_batch import batch_api
@@ -50,7 +50,7 @@ class FileStore:
         path: The frozen path of the endpoint.
         model: The run's model.
         out: The run folder that is being built; the journal stands beside it.
-        base_url: Where to; empty = the provider's own address.
+        base_url: Where to.
         key: The key's value.
         headers: ``request.headers`` of run.json, where the run has any.
 
@@ -59,7 +59,7 @@ class FileStore:
         reused: Images that were there already.
 
     Raises:
-        InputError: The provider has no file store for images.
+        InputError: The provider has no file store for images; entering, the journal cannot be written.
     """
 
     def __init__(
@@ -69,23 +69,24 @@ class FileStore:
         model: str,
         *,
         out: str,
-        base_url: str = "",
+        base_url: str,
         key: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
         self._api = batch_api(provider, path, model)
-        self._base_url = base_url or provider.default_base_url()
+        self._base_url = base_url
         self._headers = provider.headers(key, headers or {})
         self._key = key
         self._journal = out.rstrip("/") + JOURNAL_SUFFIX
         self._kept = read_journal(self._journal, without_query(self._base_url))
+        self._appender: jsonl.Appender | None = None
         self._waiting: dict[str, Future[Stored]] = {}
         self._lock = threading.Lock()
         self._used: dict[str, Stored] = {}
         self.uploaded = self.reused = 0
 
     def __enter__(self) -> FileStore:
-        self._appender = jsonl.Appender(self._journal)  # first, for it alone may fail: nothing is started yet
+        self._check_journal()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="file-store", daemon=True)
         self._thread.start()
@@ -98,13 +99,22 @@ class FileStore:
         self._thread.join()
         self._loop.close()
 
+    def _check_journal(self) -> None:
+        """Refuse to upload what could not be remembered; the file itself comes to be with its first line."""
+        target = os.path.realpath(self._journal)
+        if not os.access(target if os.path.exists(target) else os.path.dirname(target), os.W_OK):
+            raise InputError(
+                f"{self._journal}: cannot be written", hint="uploads are remembered there; nothing was uploaded"
+            )
+
     async def _open(self) -> None:
         self._transport = await Transport(secret=self._key).__aenter__()
         self._caller = Caller(self._transport, self._api, self._base_url, self._headers, patient(_TIMEOUT_S))
         self._places = asyncio.Semaphore(_AT_ONCE)
 
     async def _close(self) -> None:
-        self._appender.close()
+        if self._appender is not None:
+            self._appender.close()
         await self._transport.__aexit__()
 
     def put(self, sha256: str, media_type: str, data: bytes) -> Stored:
@@ -133,9 +143,10 @@ class FileStore:
         try:
             stored = waiting.result()
         except CallError as error:
-            raise RefusedError(
-                f"the provider's file store did not take an image ({media_type}, {len(data):,} bytes): {error}",
-                hint="what was uploaded is kept; the same command goes on with the rest",
+            raise as_ending(
+                error,
+                f"the provider's file store did not take an image ({media_type}, {len(data):,} bytes)",
+                "what was uploaded is kept; the same command goes on with the rest",
             ) from None
         with self._lock:
             self._used[sha256] = stored
@@ -162,6 +173,8 @@ class FileStore:
             "expires_at": upload.expires_at,
             "endpoint": without_query(self._base_url),
         }
+        if self._appender is None:
+            self._appender = jsonl.Appender(self._journal)
         self._appender.append(jsonl.dumps(line))
         self._appender.sync()
         self.uploaded += 1

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from vlmbatch import jsonl
 from vlmbatch.batch.base import label
-from vlmbatch.batch.calls import CallError
+from vlmbatch.batch.calls import CallError, as_ending
 from vlmbatch.batch.plan import lines_of
-from vlmbatch.errors import RefusedError
+from vlmbatch.errors import RefusedError, VlmbatchError
 from vlmbatch.providers.base_batch import Tag, as_time
 
 if TYPE_CHECKING:
@@ -141,8 +141,8 @@ def _kept_file(work: Work, job: Job) -> Job | None:
     return None
 
 
-def _refused(job: Job, step: str, error: CallError) -> RefusedError:
-    """Return the error of a step that the provider refused, with what to do about it."""
+def _refused(job: Job, step: str, error: CallError) -> VlmbatchError:
+    """Return the error of a step that the provider refused, or never heard of, with what to do about it."""
     if error.status_code == _TOO_LARGE:
         hint = f"its {job.bytes:,} bytes are too many: build again with a smaller --shard-max-bytes"
     elif error.is_missing:
@@ -154,4 +154,4 @@ def _refused(job: Job, step: str, error: CallError) -> RefusedError:
         hint = "nothing of it was made; the same command goes on when the reason is gone"
     what = job.shard or f"{job.requests} row(s)"
     how = "was refused" if error.status_code else "failed"
-    return RefusedError(f"the {step} of {what} ({job.bytes:,} bytes) {how}: {error}", hint=hint)
+    return as_ending(error, f"the {step} of {what} ({job.bytes:,} bytes) {how}", hint)

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from vlmbatch import jsonl
 from vlmbatch.batch.base import label
-from vlmbatch.batch.calls import CallError
+from vlmbatch.batch.calls import CallError, as_ending
 from vlmbatch.batch.plan import ids_of_lines
-from vlmbatch.errors import Problem, RefusedError
+from vlmbatch.errors import Problem
 from vlmbatch.providers.base_batch import Phase
 from vlmbatch.rundir import REHEARSAL_PREFIX, RESULTS
 
@@ -177,6 +177,6 @@ async def cancel(work: Work, job: Job) -> None:
             work.journal.append("abandoned", job.key, why=f"the provider does not know it ({error})")
             work.warn(f"{label(job)}: the provider does not know it ({error}); its rows are free again")
         elif error.status_code not in _ALREADY_ENDED:
-            raise RefusedError(f"{label(job)} could not be cancelled: {error}", hint="try again later") from None
+            raise as_ending(error, f"{label(job)} could not be cancelled", "try again later") from None
         return
     work.note(f"{label(job)}: asked to end")

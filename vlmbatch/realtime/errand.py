@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
     from vlmbatch.providers.base import Provider
     from vlmbatch.realtime.budget import Budget
-    from vlmbatch.realtime.exchange import Job, Outcome
+    from vlmbatch.realtime.exchange import Pending, Understood
     from vlmbatch.records import Asked, Entry, Status
     from vlmbatch.retry import Policy
     from vlmbatch.rundir import LineReader
@@ -62,12 +62,14 @@ class Ending:
 
     Attributes:
         refused: The provider refuses whatever is sent (key, quota, credit, model, shape).
+        is_frozen: What it refuses stands in the frozen requests (model, shape): sending them again mends nothing.
         stopped: Something else: a budget is used up, nothing answers, the disk is full.
         is_interrupted: The user asked to stop.
         fault: An exception that has to be raised again once all is saved.
     """
 
     refused: str = ""
+    is_frozen: bool = False
     stopped: str = ""
     is_interrupted: bool = False
     fault: BaseException | None = None
@@ -86,18 +88,18 @@ class Held:
     """
 
     is_over: bool
-    kept: list[tuple[Job, Outcome, str]] = field(default_factory=list)
+    kept: list[tuple[Pending, Understood, str]] = field(default_factory=list)
 
-    def takes(self, job: Job, outcome: Outcome, note: str) -> bool:
+    def takes(self, pending: Pending, understood: Understood, note: str) -> bool:
         """Hold one more final error if it says the same as those before; return whether it was taken."""
-        if self.is_over or outcome.error is None:
+        if self.is_over or understood.error is None:
             return False
         if self.kept:
             first = self.kept[0][1].error
-            mine = (outcome.error["status_code"], outcome.error["message"])
+            mine = (understood.error["status_code"], understood.error["message"])
             if first is None or (first["status_code"], first["message"]) != mine:
                 return False
-        self.kept.append((job, outcome, note))
+        self.kept.append((pending, understood, note))
         return True
 
     @property

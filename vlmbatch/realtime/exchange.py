@@ -28,7 +28,7 @@ _REQUEST_IDS = ("x-request-id", "request-id")
 
 
 @dataclass(slots=True)
-class Job:
+class Pending:
     """One row on its way: its manifest line and its tries so far; never its bytes.
 
     Attributes:
@@ -49,9 +49,9 @@ class Job:
     started_at: str = ""
     started_s: float = 0.0
     ended_s: float = 0.0
-    last: Outcome | None = None
+    last: Understood | None = None
 
-    def __lt__(self, other: Job) -> bool:
+    def __lt__(self, other: Pending) -> bool:
         return (self.due_s, self.number) < (other.due_s, other.number)
 
     def begin(self, now_s: float) -> float:
@@ -63,7 +63,7 @@ class Job:
         return 0.0
 
 
-class Outcome(NamedTuple):
+class Understood(NamedTuple):
     """A try with its meaning.
 
     Attributes:
@@ -108,7 +108,7 @@ class Outcome(NamedTuple):
         )
 
 
-def understand(answer: Answer, provider: Provider, asked: Asked, endpoint: Endpoint, body_bytes: int) -> Outcome:
+def understand(answer: Answer, provider: Provider, asked: Asked, endpoint: Endpoint, body_bytes: int) -> Understood:
     """Read what came over the wire.
 
     Args:
@@ -121,13 +121,23 @@ def understand(answer: Answer, provider: Provider, asked: Asked, endpoint: Endpo
     if answer.status_code is None:
         error = network_error(answer.code or "network", answer.message)
         reading = Reading(error=error)
-        return Outcome(answer, None, False, reading, classify(reading, asked), error, endpoint)
+        return Understood(answer, None, False, reading, classify(reading, asked), error, endpoint)
     value, is_json = _parse(answer.body)
     reading = provider.read(answer.status_code, value)
     verdict = classify(reading, asked)
     if verdict.status in MODEL_ANSWERS:
-        return Outcome(answer, value, is_json, reading, verdict, None, endpoint)
-    return Outcome(answer, value, is_json, reading, verdict, _explained(reading, answer, body_bytes), endpoint)
+        return Understood(answer, value, is_json, reading, verdict, None, endpoint)
+    return Understood(answer, value, is_json, reading, verdict, _explained(reading, answer, body_bytes), endpoint)
+
+
+def as_try(understood: Understood, waited_s: float) -> Try:
+    """Return a try as the record keeps it; ``waited_s``: since the one before."""
+    answer, error = understood.answer, understood.error
+    word = None if error is None else answer.code or error.get("code") or error["type"]
+    one: Try = {"status_code": answer.status_code, "error": word, "waited_s": round(waited_s, 4)}
+    if answer.status_code is None:
+        one["sent"] = answer.sent
+    return one
 
 
 def network_error(code: str, message: str) -> ErrorInfo:
@@ -176,32 +186,34 @@ def _explained(reading: Reading, answer: Answer, body_bytes: int) -> ErrorInfo:
     return error
 
 
-def attempt_line(job: Job, outcome: Outcome, *, rehearsal: bool, is_final: bool, error_note: str) -> bytes:
+def attempt_line(
+    pending: Pending, understood: Understood, *, rehearsal: bool, is_final: bool, error_note: str
+) -> bytes:
     """Return the line of results/ for a row that ended, without its newline.
 
     The provider's JSON is spliced in as it came. ``answered`` stands last: a line that ends in it is whole, so resume
     need not parse it.
 
     Args:
-        job: The row.
-        outcome: Its last try.
+        pending: The row.
+        understood: Its last try.
         rehearsal: Whether a rehearsal answered.
         is_final: False for what ended the whole run: the row itself is still open.
         error_note: Added to the error's message.
     """
-    answer, endpoint, error = outcome.answer, outcome.endpoint, outcome.error
+    answer, endpoint, error = understood.answer, understood.endpoint, understood.error
     if error is not None and error_note:
         error = {**error, "message": f"{error['message']}; {error_note}"}
     line: dict[str, Any] = {
         "schema": ATTEMPT_SCHEMA,
-        "custom_id": job.entry.custom_id,
-        "line_sha256": job.entry.line_sha256,
+        "custom_id": pending.entry.custom_id,
+        "line_sha256": pending.entry.line_sha256,
         "channel": "realtime",
         "endpoint": endpoint.name,
         "direct": endpoint.is_direct,
-        "started_at": job.started_at,
-        "latency_s": round(job.ended_s - job.started_s, 4),
-        "tries": job.tries,
+        "started_at": pending.started_at,
+        "latency_s": round(pending.ended_s - pending.started_s, 4),
+        "tries": pending.tries,
         "status_code": answer.status_code,
         "request_id": request_id(answer.headers),
         "error": error,
@@ -213,8 +225,8 @@ def attempt_line(job: Job, outcome: Outcome, *, rehearsal: bool, is_final: bool,
     if not endpoint.is_announced:
         endpoint.is_announced = True
         line["session"] = endpoint.session
-    line.update(_response(outcome))
-    if outcome.is_answer and not rehearsal:
+    line.update(_response(understood))
+    if understood.is_answer and not rehearsal:
         line["answered"] = True
     return jsonl.dumps(line)
 
@@ -224,12 +236,12 @@ def request_id(headers: Mapping[str, str]) -> str | None:
     return next((headers[name] for name in _REQUEST_IDS if name in headers), None)
 
 
-def _response(outcome: Outcome) -> dict[str, Any]:
-    body = outcome.answer.body
-    if outcome.is_json:
+def _response(understood: Understood) -> dict[str, Any]:
+    body = understood.answer.body
+    if understood.is_json:
         return {"response": jsonl.Fragment(jsonl.one_line(body).strip())}
-    if isinstance(outcome.value, str):
-        return {"response_text": outcome.value}
-    if isinstance(outcome.value, bytes):
-        return {"response_base64": base64.b64encode(outcome.value).decode("ascii")}
+    if isinstance(understood.value, str):
+        return {"response_text": understood.value}
+    if isinstance(understood.value, bytes):
+        return {"response_base64": base64.b64encode(understood.value).decode("ascii")}
     return {}

@@ -6,19 +6,21 @@ The look is the list of models, which costs nothing. It also tells what is being
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import TYPE_CHECKING, Any, Final
 
 from vlmbatch import jsonl
-from vlmbatch.errors import RefusedError
+from vlmbatch.errors import CheckFailed, RefusedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from vlmbatch.providers.base import Call, Provider
     from vlmbatch.realtime.endpoints import Endpoint, Endpoints
     from vlmbatch.transport import Answer, Transport
 
 _LOOK_TIMEOUT_S: Final = 5.0
+_LOOK_AGAIN_S: Final = 2.0
 _UNWELL: Final = frozenset({502, 503, 504})
 _LATE: Final = "timeout"
 _KEPT: Final = 50
@@ -31,18 +33,33 @@ async def look(
     provider: Provider,
     headers: Mapping[str, str],
     model: str,
+    patience_s: float,
     warn: Callable[[str], None],
 ) -> None:
     """Look at every endpoint; one that does not answer starts out set aside, one without the model is doubted.
 
+    Args:
+        endpoints: Where rows are going to be sent.
+        transport: The wire.
+        provider: Whose wire format it is.
+        headers: Of every request.
+        model: The run's model.
+        patience_s: Where not one can be reached, they are looked at again for so long.
+        warn: Told what one should know.
+
     Raises:
+        CheckFailed: Not one can be reached.
         RefusedError: The key is refused.
     """
     call = provider.models_call()
     if call is None:
         return
     every = list(endpoints.all)
-    answers = await asyncio.gather(*(_ask(endpoint, transport, provider, headers, call) for endpoint in every))
+
+    async def ask_all() -> list[Answer]:
+        return await asyncio.gather(*(_ask(endpoint, transport, provider, headers, call) for endpoint in every))
+
+    answers = await _heard(every, ask_all, patience_s, warn)
     lacking: list[Endpoint] = []
     for endpoint, answer in zip(every, answers, strict=True):
         if answer.status_code in _UNWELL or (answer.status_code is None and answer.code != _LATE):
@@ -57,6 +74,30 @@ async def look(
         elif "server_models" not in endpoint.session:
             warn(f"{endpoint.name} lists no models, so a wrong {model!r} would show only with the first answers")
     _doubt(lacking, endpoints, model, warn)
+
+
+async def _heard(
+    every: Sequence[Endpoint],
+    ask_all: Callable[[], Awaitable[Sequence[Answer]]],
+    patience_s: float,
+    warn: Callable[[str], None],
+) -> Sequence[Answer]:
+    """Ask all endpoints until one says anything, or patience ends."""
+    until_s = time.monotonic() + patience_s
+    is_told = False
+    while True:
+        answers = await ask_all()
+        if any(answer.status_code is not None or answer.code == _LATE for answer in answers):
+            return answers
+        said = "; ".join(f"{one.name}: {answer.message}" for one, answer in zip(every, answers, strict=True))
+        if time.monotonic() >= until_s:
+            raise CheckFailed(
+                f"no endpoint answers: {said}", hint="nothing was sent; check the address, and the server"
+            )
+        if not is_told:
+            warn(f"no endpoint answers ({said}); they are looked at again for {patience_s:.0f} s")
+            is_told = True
+        await asyncio.sleep(min(_LOOK_AGAIN_S, patience_s / 10))
 
 
 async def _ask(

@@ -20,7 +20,7 @@ from vlmbatch import retry
 from vlmbatch.errors import IntegrityError
 from vlmbatch.realtime.endpoints import NoEndpointError, change
 from vlmbatch.realtime.errand import Ending, Held
-from vlmbatch.realtime.exchange import INTERRUPTED, Job, Outcome, attempt_line, understand
+from vlmbatch.realtime.exchange import INTERRUPTED, Pending, Understood, as_try, attempt_line, understand
 from vlmbatch.realtime.tally import Tally
 from vlmbatch.records import Event
 from vlmbatch.transport import Answer
@@ -32,10 +32,11 @@ if TYPE_CHECKING:
     from vlmbatch.realtime.endpoints import Endpoints, Place
     from vlmbatch.realtime.errand import Errand
     from vlmbatch.realtime.writer import ResultsWriter
-    from vlmbatch.records import Entry, Try
+    from vlmbatch.records import Entry
     from vlmbatch.stop import Stop
     from vlmbatch.transport import Transport
 
+_NOT_FOUND: Final = 404
 _OFFLOAD_BYTES: Final = 128 << 10
 """Lines from this size on are read and hashed in a thread, beside the loop."""
 _READERS: Final = 2
@@ -78,12 +79,12 @@ class Sender:
         self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="read")
         self._rng = random.Random()  # noqa: S311  (jitter)
         self._changed = asyncio.Event()
-        self._again: list[Job] = []
+        self._again: list[Pending] = []
         self._is_drained = False
         self._number = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._dispatcher: asyncio.Task[None] | None = None
-        self._in_hand: Job | None = None
+        self._in_hand: Pending | None = None
         self._held = Held(is_over=not errand.is_fresh)
         self.tally = Tally()
         self.ending = Ending()
@@ -130,29 +131,29 @@ class Sender:
     async def _dispatch(self) -> None:
         """Give each row to a place, as rows come due and places come free."""
         budget = self._errand.budget
-        while (job := await self._next()) is not None:
-            self._in_hand = job
-            place = await self._place()
+        while (pending := await self._next()) is not None:
+            self._in_hand = pending
+            place = await self._place(pending.entry)
             self._in_hand = None
-            task = asyncio.create_task(self._try(job, place, budget.hold()))
+            task = asyncio.create_task(self._try(pending, place, budget.hold(pending.entry)))
             self._tasks.add(task)
             task.add_done_callback(self._after_task)
             await asyncio.sleep(0)  # it goes out before the next is read: rows that end together do not leave together
 
-    async def _place(self) -> Place:
+    async def _place(self, entry: Entry) -> Place:
         """Wait for a place, and for room in the budget: what ended while a place was waited for may have taken it."""
         budget = self._errand.budget
         while True:
-            while not budget.fits():
+            while not budget.fits(entry):
                 if not self._tasks:
                     self._end(Ending(stopped="the next request could pass --max-usd or --max-tokens-total (raise it)"))
                 await change(self._changed, None)
             place = await self._endpoints.acquire(budget.mean_tokens)
-            if budget.fits():
+            if budget.fits(entry):
                 return place
             self._endpoints.release(place, used_tokens=0.0)
 
-    async def _next(self) -> Job | None:
+    async def _next(self) -> Pending | None:
         """Return the next row to send: one that is due again before a new one; None when all have ended."""
         while True:
             due_s = self._again[0].due_s - time.monotonic() if self._again else None
@@ -162,7 +163,7 @@ class Sender:
                 entry = next(self._errand.entries, None)
                 if entry is not None:
                     self._number += 1
-                    return Job(entry, number=self._number)
+                    return Pending(entry, number=self._number)
                 self._is_drained = True
             if self._is_drained and not self._again and not self._tasks:
                 return None
@@ -176,37 +177,37 @@ class Sender:
 
     # --- one try ----------------------------------------------------------------------------------------
 
-    async def _try(self, job: Job, place: Place, reserve: Reserve) -> None:
+    async def _try(self, pending: Pending, place: Place, reserve: Reserve) -> None:
         """Send a row once and see to what follows."""
         errand, endpoint = self._errand, place.endpoint
         now = time.monotonic()
-        waited_s = job.begin(now)
+        waited_s = pending.begin(now)
         used: float | None = None
         try:
-            body = await self._body(job.entry)
+            body = await self._body(pending.entry)
             self.tally.tries += 1
-            answer = await self._send(job, place, body)
-            asked = errand.asked[job.entry.output]
-            outcome = understand(answer, errand.provider, asked, endpoint, body.nbytes)
-            used = self._spend(outcome)
+            answer = await self._send(pending, place, body)
+            asked = errand.asked[pending.entry.output]
+            understood = understand(answer, errand.provider, asked, endpoint, body.nbytes)
+            used = self._spend(understood, pending.entry)
         except BaseException as error:
-            if job.tries:
-                heapq.heappush(self._again, job)  # what was tried before goes on record at the end
+            if pending.tries:
+                heapq.heappush(self._again, pending)  # what was tried before goes on record at the end
             if isinstance(error, Exception):
                 self._end(Ending(fault=error))
             raise
         finally:
             errand.budget.free(reserve)
             self._endpoints.release(place, used_tokens=used)
-        job.last = outcome
-        job.ended_s = time.monotonic()
-        job.tries.append(_as_try(outcome, waited_s))
-        if outcome.is_answer:
+        pending.last = understood
+        pending.ended_s = time.monotonic()
+        pending.tries.append(as_try(understood, waited_s))
+        if understood.is_answer:
             hold_s = retry.headroom_wait_s(answer.headers, datetime.now(UTC), errand.budget.mean_tokens)
             self._endpoints.answered(place, min(hold_s, errand.policy.max_wait_s))
-            self._take_answer(job, outcome)
+            self._take_answer(pending, understood)
         else:
-            self._take_failure(job, outcome, place)
+            self._take_failure(pending, understood, place)
 
     async def _body(self, entry: Entry) -> memoryview:
         """Return a row's inner bytes, a slice of the frozen line, once the line's hash agrees."""
@@ -217,9 +218,9 @@ class Sender:
             line = await asyncio.get_running_loop().run_in_executor(self._readers, lines.line, entry)
         return memoryview(line)[entry.body_offset : entry.body_offset + entry.body_length]
 
-    async def _send(self, job: Job, place: Place, body: memoryview) -> Answer:
+    async def _send(self, pending: Pending, place: Place, body: memoryview) -> Answer:
         errand = self._errand
-        timeout_s = retry.next_timeout_s(errand.policy, job.tries)
+        timeout_s = retry.next_timeout_s(errand.policy, pending.tries)
         try:
             return await self._transport.send(
                 "POST", place.endpoint.url, headers=errand.headers, body=body, timeout_s=timeout_s
@@ -228,59 +229,62 @@ class Sender:
             # The user asked twice. What was in flight may be billed all the same: it goes on record.
             return Answer(None, code=INTERRUPTED, message="interrupted while in flight", sent=True)
 
-    def _spend(self, outcome: Outcome) -> float | None:
+    def _spend(self, understood: Understood, entry: Entry) -> float | None:
         """Count a try's tokens; return them, None where nobody said."""
-        budget, usage = self._errand.budget, outcome.reading.usage
-        if outcome.answer.status_code is None and outcome.answer.sent:
+        budget, usage = self._errand.budget, understood.reading.usage
+        if understood.answer.status_code is None and understood.answer.sent:
             budget.add_unknown()
-        if not outcome.is_answer and usage["output_tokens"] is None:
+        if not understood.is_answer and usage["output_tokens"] is None:
             return None
-        budget.add(usage)
+        budget.add(usage, entry)
         self.tally.add_usage(usage)
         return float((usage["input_tokens"] or 0) + (usage["output_tokens"] or 0)) or None
 
     # --- what follows -----------------------------------------------------------------------------------
 
-    def _take_answer(self, job: Job, outcome: Outcome) -> None:
-        errand, position = self._errand, job.entry.position
+    def _take_answer(self, pending: Pending, understood: Understood) -> None:
+        errand, position = self._errand, pending.entry.position
         self._release_held(is_final=True)
-        if errand.times is not None and outcome.verdict.status in errand.retry_status:
+        if errand.times is not None and understood.verdict.status in errand.retry_status:
             errand.times[position] = min(255, errand.times[position] + 1)
             if errand.times[position] <= errand.retry_times and not self.ending:
-                self._write(job, outcome, is_final=True, note="", is_last=False)
-                self._requeue(Job(job.entry, number=job.number), 0.0)
+                self._write(pending, understood, is_final=True, note="", is_last=False)
+                self._requeue(Pending(pending.entry, number=pending.number), 0.0)
                 return
-        self._write(job, outcome, is_final=True, note="")
+        self._write(pending, understood, is_final=True, note="")
 
-    def _take_failure(self, job: Job, outcome: Outcome, place: Place) -> None:
-        errand, answer = self._errand, outcome.answer
-        reason = errand.provider.ends_run(answer.status_code, outcome.value) if answer.status_code is not None else None
+    def _take_failure(self, pending: Pending, understood: Understood, place: Place) -> None:
+        errand, answer = self._errand, understood.answer
+        reason = (
+            errand.provider.ends_run(answer.status_code, understood.value) if answer.status_code is not None else None
+        )
         if reason is not None:
-            self._end(Ending(refused=reason))
-            self._write(job, outcome, is_final=False, note="")
+            is_unknown = understood.error is not None and understood.error["status_code"] == _NOT_FOUND
+            self._end(Ending(refused=reason, is_frozen=is_unknown))
+            self._write(pending, understood, is_final=False, note="")
             return
-        failure = outcome.failure(errand.provider)
+        failure = understood.failure(errand.provider)
         now = datetime.now(UTC)
-        decision = retry.decide(failure, job.tries, now, self._rng, errand.policy)
-        self._tell_endpoint(outcome, place, decision, retry.asked_wait_s(answer.headers, now, failure.body_wait_s))
+        decision = retry.decide(failure, pending.tries, now, self._rng, errand.policy)
+        self._tell_endpoint(understood, place, decision, retry.asked_wait_s(answer.headers, now, failure.body_wait_s))
         if isinstance(decision, retry.Wait) and not self.ending:
-            self._tell_retry(job, outcome, decision)
-            self._requeue(job, 0.0 if decision.is_shared else decision.seconds)
+            self._tell_retry(pending, understood, decision)
+            self._requeue(pending, 0.0 if decision.is_shared else decision.seconds)
             return
         note = decision.reason if isinstance(decision, retry.GiveUp) else ""
-        if outcome.error is not None and not outcome.error["is_retryable"]:
-            self._take_final_error(job, outcome, note)
+        if understood.error is not None and not understood.error["is_retryable"]:
+            self._take_final_error(pending, understood, note)
         else:
-            self._write(job, outcome, is_final=True, note=note)
+            self._write(pending, understood, is_final=True, note=note)
 
     def _tell_endpoint(
-        self, outcome: Outcome, place: Place, decision: retry.Wait | retry.GiveUp, asked_s: float | None
+        self, understood: Understood, place: Place, decision: retry.Wait | retry.GiveUp, asked_s: float | None
     ) -> None:
         """Let the endpoint's limit and health learn from a failure."""
-        status, message = outcome.answer.status_code, outcome.error["message"] if outcome.error else ""
+        status, message = understood.answer.status_code, understood.error["message"] if understood.error else ""
         if status is None:
-            if outcome.answer.code != INTERRUPTED:
-                self._endpoints.failed(place, message, is_broken=outcome.answer.code != retry.TIMEOUT)
+            if understood.answer.code != INTERRUPTED:
+                self._endpoints.failed(place, message, is_broken=understood.answer.code != retry.TIMEOUT)
             return
         if isinstance(decision, retry.Wait) and decision.is_shared:
             self._endpoints.pushed_back(place, decision.seconds)
@@ -291,36 +295,39 @@ class Sender:
         elif status != 429:
             self._endpoints.refused_row(place)
 
-    def _requeue(self, job: Job, wait_s: float) -> None:
-        job.due_s = time.monotonic() + wait_s
+    def _requeue(self, pending: Pending, wait_s: float) -> None:
+        pending.due_s = time.monotonic() + wait_s
         self._number += 1
-        job.number = self._number
-        heapq.heappush(self._again, job)
+        pending.number = self._number
+        heapq.heappush(self._again, pending)
         self._changed.set()
 
-    def _take_final_error(self, job: Job, outcome: Outcome, note: str) -> None:
+    def _take_final_error(self, pending: Pending, understood: Understood, note: str) -> None:
         """Hold the first final errors back while they are all alike; so many of them end the run."""
         held = self._held
-        if not held.takes(job, outcome, note):
+        if not held.takes(pending, understood, note):
             self._release_held(is_final=True)
-            self._write(job, outcome, is_final=True, note=note)
-        elif held.is_damning and outcome.error is not None:
-            said = outcome.error["message"]
-            self._end(Ending(refused=f"the first {len(held.kept)} requests were all refused alike: {said}"))
+            self._write(pending, understood, is_final=True, note=note)
+        elif held.is_damning and understood.error is not None:
+            said = understood.error["message"]
+            alike = f"the first {len(held.kept)} requests were all refused alike: {said}"
+            self._end(Ending(refused=alike, is_frozen=True))
 
     def _release_held(self, *, is_final: bool) -> None:
         held = self._held
         held.is_over = True
-        for job, outcome, note in held.kept:
-            self._write(job, outcome, is_final=is_final, note=note)
+        for pending, understood, note in held.kept:
+            self._write(pending, understood, is_final=is_final, note=note)
         held.kept.clear()
 
-    def _write(self, job: Job, outcome: Outcome, *, is_final: bool, note: str, is_last: bool = True) -> None:
+    def _write(
+        self, pending: Pending, understood: Understood, *, is_final: bool, note: str, is_last: bool = True
+    ) -> None:
         """Put an attempt on record; ``is_last``: the row has ended, it is not sent again."""
-        line = attempt_line(job, outcome, rehearsal=self._errand.rehearsal, is_final=is_final, error_note=note)
-        self._writer.put(line, is_answer=outcome.is_answer if is_last else None)
+        line = attempt_line(pending, understood, rehearsal=self._errand.rehearsal, is_final=is_final, error_note=note)
+        self._writer.put(line, is_answer=understood.is_answer if is_last else None)
         if is_last:
-            self.tally.add(outcome.verdict.status, outcome.kind)
+            self.tally.add(understood.verdict.status, understood.kind)
 
     # --- endings ----------------------------------------------------------------------------------------
 
@@ -344,9 +351,9 @@ class Sender:
         """Put on record what was tried and waits for its next try: those tries may have been billed."""
         self._release_held(is_final=not self.ending.refused)
         left = [*self._again, *([self._in_hand] if self._in_hand is not None else [])]
-        for job in sorted(left):
-            if job.last is not None:
-                self._write(job, job.last, is_final=True, note="the run ended before the next try")
+        for pending in sorted(left):
+            if pending.last is not None:
+                self._write(pending, pending.last, is_final=True, note="the run ended before the next try")
         self._again.clear()
         self._in_hand = None
 
@@ -378,17 +385,9 @@ class Sender:
         if self._on_event is not None:
             self._on_event(Event("warning", "run", message))
 
-    def _tell_retry(self, job: Job, outcome: Outcome, decision: retry.Wait) -> None:
+    def _tell_retry(self, pending: Pending, understood: Understood, decision: retry.Wait) -> None:
         if self._on_event is not None:
-            said = outcome.error["message"] if outcome.error else ""
-            message = f"{job.entry.custom_id}: try {len(job.tries)} failed ({said}), again in {decision.seconds:.1f} s"
+            said = understood.error["message"] if understood.error else ""
+            name, tries = pending.entry.custom_id, len(pending.tries)
+            message = f"{name}: try {tries} failed ({said}), again in {decision.seconds:.1f} s"
             self._on_event(Event("note", "run", message, data={"row": True}))
-
-
-def _as_try(outcome: Outcome, waited_s: float) -> Try:
-    answer, error = outcome.answer, outcome.error
-    word = None if error is None else answer.code or error.get("code") or error["type"]
-    one: Try = {"status_code": answer.status_code, "error": word, "waited_s": round(waited_s, 4)}
-    if answer.status_code is None:
-        one["sent"] = answer.sent
-    return one

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 OnWritten: TypeAlias = "Callable[[Sequence[bytes]], object]"
 """Takes lines, without their newlines; what it raises is its own affair, so it must not raise."""
 
+_Line: TypeAlias = "tuple[bytes, bool | None]"
+"""A line without its newline, and whether its row ended with an answer, None where it has not ended."""
+
 _SYNC_EVERY_S: Final = 5.0
 _END: Final = None
 
@@ -54,10 +57,10 @@ class ResultsWriter:
         self._reporters = reporters
         self._on_failure = on_failure
         self._on_written = on_written
-        self._queue: queue.SimpleQueue[tuple[bytes, bool | None] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[_Line | None] = queue.SimpleQueue()
         self._file: Appender | None = None
         self._size = 0
-        self._unwritten: list[bytes] = []
+        self._unwritten: list[_Line] = []
         self._is_over = threading.Event()
         self._threads = [
             threading.Thread(target=work, name=f"results-{name}", daemon=True)
@@ -94,9 +97,9 @@ class ResultsWriter:
             if taken:
                 self._write(taken)
 
-    def _take(self) -> tuple[list[tuple[bytes, bool | None]], bool]:
+    def _take(self) -> tuple[list[_Line], bool]:
         """Return everything that has come in, and whether more may come."""
-        taken: list[tuple[bytes, bool | None]] = []
+        taken: list[_Line] = []
         try:
             one = self._queue.get()
             while one is not None:
@@ -106,42 +109,47 @@ class ResultsWriter:
             return taken, True
         return taken, False
 
-    def _write(self, taken: list[tuple[bytes, bool | None]]) -> None:
-        lines = [line for line, _ in taken]
+    def _write(self, taken: list[_Line]) -> None:
         if self.failure is not None:
-            self._unwritten += lines
+            self._unwritten += taken
             return
         try:
             if self._file is None:
                 self._file = Appender(self.path)
                 self._size = os.path.getsize(self.path)
-            block = b"\n".join([*lines, b""])
+            block = b"\n".join([*(line for line, _ in taken), b""])
             self._file.append_block(block)
             self._size += len(block)
         except OSError as error:
-            self._fail(error, self._not_whole(lines))
+            whole = self._whole(taken)
+            self._fail(error, taken[whole:])
+            self._tell(taken[:whole])
             return
-        answers = sum(is_answer is True for _, is_answer in taken)
-        failures = sum(is_answer is False for _, is_answer in taken)
-        if self._on_written is not None:
-            self._on_written(lines)
+        self._tell(taken)
+
+    def _tell(self, written: list[_Line]) -> None:
+        """Let those who wait for it know what the file has now."""
+        if self._on_written is not None and written:
+            self._on_written([line for line, _ in written])
+        answers = sum(is_answer is True for _, is_answer in written)
+        failures = sum(is_answer is False for _, is_answer in written)
         for reporter in self._reporters:
             if answers:
                 reporter.record_completed(answers)
             if failures:
                 reporter.record_failed(failures)
 
-    def _not_whole(self, lines: list[bytes]) -> list[bytes]:
-        """Return the lines of a failed write that are not in the file as a whole."""
+    def _whole(self, lines: list[_Line]) -> int:
+        """Return how many lines of a failed write are in the file as a whole."""
         try:
             room = os.path.getsize(self.path) - self._size
         except OSError:
-            return lines
-        for done, line in enumerate(lines):
+            return 0
+        for done, (line, _) in enumerate(lines):
             room -= len(line) + 1
             if room < 0:
-                return lines[done:]
-        return []
+                return done
+        return len(lines)
 
     def _sync(self) -> None:
         try:
@@ -150,7 +158,7 @@ class ResultsWriter:
         except OSError as error:
             self._fail(error, [])
 
-    def _fail(self, error: OSError, lines: list[bytes]) -> None:
+    def _fail(self, error: OSError, lines: list[_Line]) -> None:
         self._unwritten += lines
         if self.failure is None:
             self.failure = error
@@ -164,8 +172,8 @@ class ResultsWriter:
                     self._file.close()
                 self._file = Appender(self.path)
                 while self._unwritten:
-                    self._file.append(self._unwritten[0])
-                    self._unwritten.pop(0)
+                    self._file.append(self._unwritten[0][0])
+                    self._tell([self._unwritten.pop(0)])
             if self._file is not None:
                 self._file.close()
         except OSError as error:

@@ -194,6 +194,10 @@ def _run(
         loop.run_until_complete(_listen(server, sock, ready, stop))
     finally:
         ready.set()
+        left = asyncio.all_tasks(loop)  # requests whose client has gone: the loop would complain of each
+        for task in left:
+            task.cancel()
+        loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
         loop.run_until_complete(loop.shutdown_asyncgens())
         asyncio.set_event_loop(None)
         loop.close()

@@ -13,6 +13,9 @@ from vlmbatch.rundir.names import MANIFEST
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+_HASH_KEY = b'"line_sha256":"'
+_HASH_DIGITS = 16
+"""Of a line's hash, what is kept: enough that no two lines are taken for one another by chance."""
 _TAIL = 8
 """Hex digits of the image's hash at the end of a custom_id."""
 
@@ -23,16 +26,17 @@ def input_index(custom_id: str) -> int:
 
 
 class IdIndex:
-    """Which custom_ids a manifest holds, and where: 8 bytes a request, exact.
+    """Which custom_ids a manifest holds, and where: 8 bytes a request, exact; and 8 more of each line's hash.
 
     A custom_id is the run's stem, the input index and 8 hex digits of the image's hash; so an array of those digits
-    by index tells membership without keeping a string.
+    by index tells membership without keeping a string. Hashes are kept of lines that come whole (``add_lines``).
     """
 
     def __init__(self, stem: str) -> None:
         self._head = f"{stem}-"
         self._position = array("i")
         self._tail = array("I")
+        self._hash = array("Q")
         self.count = 0
         self.unique = 0
 
@@ -66,8 +70,9 @@ class IdIndex:
         """
         head = ID_KEY + self._head.encode()
         digits, start = len(head), len(ID_KEY)
-        position, tail = self._position, self._tail
+        position, tail, hashes = self._position, self._tail, self._hash
         for raw in lines:
+            hashes.append(_hash_of(raw))
             end = raw.find(b'"', start)
             number = raw[digits : end - 9]
             # in order, without gaps, as build writes them; whatever else there is takes the careful way
@@ -94,8 +99,13 @@ class IdIndex:
         except ValueError:
             return -1, 0
 
-    def position(self, custom_id: object) -> int:
-        """Return the 0-based manifest line of an id, -1 where the manifest has no such id."""
+    def position(self, custom_id: object, line_sha256: str | None = None) -> int:
+        """Return the 0-based manifest line of an id, -1 where the manifest has none, or one with another hash.
+
+        Args:
+            custom_id: The id.
+            line_sha256: Hash of the line that it was sent as, None where nobody tells.
+        """
         if not isinstance(custom_id, str):
             return -1
         index, tail = self._split(custom_id)
@@ -103,4 +113,19 @@ class IdIndex:
             return -1
         if custom_id != f"{self._head}{index:0{INDEX_DIGITS}d}-{tail:08x}":  # the same number written otherwise
             return -1
-        return self._position[index]
+        position = self._position[index]
+        if line_sha256 is not None and self._hash:
+            try:
+                return position if int(line_sha256[:_HASH_DIGITS], 16) == self._hash[position] else -1
+            except ValueError:
+                return -1
+        return position
+
+
+def _hash_of(raw: bytes) -> int:
+    """Return the beginning of the line's hash in a manifest line, found without parsing the rest of it."""
+    start = raw.find(_HASH_KEY) + len(_HASH_KEY)
+    try:
+        return int(raw[start : start + _HASH_DIGITS], 16)
+    except ValueError:
+        raise IntegrityError(f"{MANIFEST}: a line has no line_sha256", hint="fetch the folder again") from None

@@ -15,11 +15,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from vlmbatch import jsonl, providers, resume
+from vlmbatch import jsonl, providers, replacing, resume
 from vlmbatch.errors import InputError
 from vlmbatch.records import Event, Status
-from vlmbatch.rundir import REHEARSAL_PREFIX, SEAL_BROKEN, LineReader
-from vlmbatch.stages.running.task import RunOptions, RunResult, Task, belongs_to_run, look_up
+from vlmbatch.rundir import REHEARSAL_PREFIX, LineReader, belongs_to_run
+from vlmbatch.stages.running.task import RunOptions, RunResult, Task, look_up
 from vlmbatch.stop import Stop
 
 if TYPE_CHECKING:
@@ -59,13 +59,12 @@ def run(
         IntegrityError: The folder is not what build wrote; nothing was sent.
         RefusedError: The provider refuses the whole run; what was answered before is saved.
     """
-    check_options(options)
+    check(run_dir, options)
     provider = providers.get(run_dir.info["provider"], run_dir.info["request"]["url"])
     name = results_name(options)
     with _locked(run_dir, options):
         _verify(run_dir, options, on_event)
-        _check_carrier(run_dir, options, on_event)
-        _tell_seal(run_dir, options, on_event)
+        _tell_expiry(run_dir, on_event)
         task = look_up(run_dir, provider, options, stop=stop or Stop(), on_event=on_event, on_written=on_written)
         if options.pending is not None:
             return _write_pending(task, options.pending)
@@ -91,12 +90,17 @@ _CHANNELS: dict[str, Callable[[Task, str | None, str | None], RunResult]] = {
 """How rows are sent, by ``--channel``: given the task, the results file's name, and the key."""
 
 
-def check_options(options: RunOptions) -> None:
-    """Refuse options that make no sense, all at once.
+def check(run_dir: RunDir, options: RunOptions) -> None:
+    """Refuse what no look at the results or the network is needed for: whoever queues a run asks it before.
 
     Raises:
-        InputError: They do not.
+        InputError: Options make no sense (all are told at once), or the rows would be sent where their images are not.
     """
+    _check_options(options)
+    _check_carrier(run_dir, options)
+
+
+def _check_options(options: RunOptions) -> None:
     policy = options.policy
     rates = (options.rpm, options.tpm)
     limits = [rate for rate in rates if rate is not None] + [options.rate_limit_delay_s]
@@ -118,6 +122,9 @@ def check_options(options: RunOptions) -> None:
         "--verify takes full or lines": options.verify not in {"full", "lines"},
         "--serve goes without --base-url, --rehearsal and --channel batch": (
             options.serve is not None and (bool(options.base_urls) or options.rehearsal or options.channel != _REALTIME)
+        ),
+        "--rehearsal goes without --base-url: its stand-in answers on this machine": (
+            options.rehearsal and bool(options.base_urls)
         ),
         "--faults goes with --rehearsal": options.faults is not None and not options.rehearsal,
         "--retry-status names no status": not options.retry_status <= set(Status),
@@ -170,33 +177,30 @@ def _locked(run_dir: RunDir, options: RunOptions) -> Iterator[None]:
         yield
 
 
-def _check_carrier(run_dir: RunDir, options: RunOptions, on_event: Callable[[Event], None] | None) -> None:
-    """See to runs whose bodies name files in a provider's store: they can go there alone, and not for ever.
-
-    Raises:
-        InputError: The rows would be sent where the files are not.
-    """
+def _check_carrier(run_dir: RunDir, options: RunOptions) -> None:
+    """See to runs whose bodies name files in a provider's store: they can go there alone."""
     carrier = run_dir.info.get("carrier") or {}
     if "endpoint" not in carrier:
         return
     home = urlsplit(carrier["endpoint"]).netloc
     away = [url for url in options.base_urls if urlsplit(url).netloc != home]
-    if options.rehearsal or away:
+    if options.rehearsal or options.serve is not None or away:
         raise InputError(
             f"this run's images lie in the file store of {home}; they cannot be seen from anywhere else",
             hint="send it there; to rehearse, build once more without --carrier",
         )
+
+
+def _tell_expiry(run_dir: RunDir, on_event: Callable[[Event], None] | None) -> None:
+    """Warn of files in a provider's store that are not kept for ever."""
+    carrier = run_dir.info.get("carrier") or {}
+    if "endpoint" not in carrier:
+        return
     from vlmbatch.batch.carrier import expiry_warning
 
     warning = expiry_warning(carrier, datetime.now(UTC))
     if warning and on_event:
         on_event(Event("warning", "run", warning))
-
-
-def _tell_seal(run_dir: RunDir, options: RunOptions, on_event: Callable[[Event], None] | None) -> None:
-    """Say that what is written now is not under the folder's seal."""
-    if on_event and run_dir.is_sealed and options.pending is None and not options.is_look:
-        on_event(Event("warning", "run", SEAL_BROKEN))
 
 
 def _verify(run_dir: RunDir, options: RunOptions, on_event: Callable[[Event], None] | None) -> None:
@@ -210,12 +214,13 @@ def _verify(run_dir: RunDir, options: RunOptions, on_event: Callable[[Event], No
 def _write_pending(task: Task, path: str) -> RunResult:
     """Copy the frozen lines that are still to be sent into one file, byte for byte."""
     selection = task.selection
-    if belongs_to_run(task.run, path):
+    if belongs_to_run(path):
         raise InputError(
             f"--pending {path}: that place in the run folder has its own use", hint="name a file elsewhere"
         )
     if os.path.exists(path) and not os.path.isfile(path):  # root would take the device from everybody
         raise InputError(f"--pending {path}: not a regular file", hint="name a file")
+    replacing.check(f"--pending {path}", path, replacing.LINES)
     try:
         with LineReader(task.run) as lines, jsonl.atomic_writer(os.path.realpath(path)) as file:
             file.writelines(lines.line(entry) + b"\n" for entry in resume.entries(task.run, selection.wanted))

@@ -8,21 +8,20 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from vlmbatch import attempts, journal, resume, rundir, tokens
+from vlmbatch import attempts, journal, resume, rundir
 from vlmbatch.batch.channel import send_batches
 from vlmbatch.errors import InputError
 from vlmbatch.records import MODEL_ANSWERS, Status
-from vlmbatch.stages.estimating import workload
 from vlmbatch.stages.running.sending import addresses, in_loop, need_key
+from vlmbatch.stages.running.weights import RowTokens
 from vlmbatch.transport import without_query
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from vlmbatch.attempts import Outcome
     from vlmbatch.batch.base import BatchOptions, BatchResult
-    from vlmbatch.records import Entry
-    from vlmbatch.rundir import IdIndex, RunDir
+    from vlmbatch.rundir import IdIndex
     from vlmbatch.stages.running.task import RunResult, Task
 
 _REHEARSAL_POLL_S = 0.2
@@ -58,6 +57,8 @@ def send(task: Task, key: str | None, options: BatchOptions) -> RunResult:
             poll_interval_s=min(options.poll_interval_s, _REHEARSAL_POLL_S if asked.rehearsal else math.inf),
             rehearsal=asked.rehearsal,
         )
+        if not asked.is_look:
+            task.tell_seal()
         reporters = [] if asked.is_look else task.reporters(rundir.PROGRESS)
         result = in_loop(
             lambda: send_batches(
@@ -66,7 +67,7 @@ def send(task: Task, key: str | None, options: BatchOptions) -> RunResult:
                 filled,
                 _left(task, is_asked, index),
                 index,
-                count_tokens=_row_tokens(task.run),
+                count_tokens=RowTokens(task.run),
                 on_event=task.on_event,
                 stop=task.stop,
             ),
@@ -178,24 +179,6 @@ def _left(task: Task, is_asked: bytearray, index: IdIndex) -> bytearray:
         marks = resume.read_standing(task.run, task.provider, index).marks
         held = bytearray(is_held and mark == resume.Mark.OPEN for is_held, mark in zip(held, marks, strict=True))
     return bytearray(is_wanted | is_held for is_wanted, is_held in zip(task.selection.wanted, held, strict=True))
-
-
-def _row_tokens(run: RunDir) -> Callable[[Entry], int]:
-    """Return how a row's input tokens are estimated: images and text as estimate counts them."""
-    frame, provider = workload.read_frame(run), run.info["provider"]
-    scheme = tokens.pick(run.info["model"], detail=frame.detail, provider=provider)
-    ruler = workload.Ruler(scheme, family=provider)
-
-    def count(entry: Entry) -> int:
-        total = 0
-        for image in entry.images:
-            sent = image.get("sent", image)
-            size = sent["width"], sent["height"]
-            total += ruler.known[size] if size in ruler.known else ruler.count(size)
-        text = max(0, entry.body_length - frame.bytes - workload.image_bytes(entry))
-        return total + -(-text // workload.BYTES_PER_TEXT_TOKEN)
-
-    return count
 
 
 def _kind(outcome: Outcome) -> str:

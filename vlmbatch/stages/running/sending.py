@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from vlmbatch import __version__, attempts, journal, resume, rundir
-from vlmbatch.errors import InputError, RefusedError
+from vlmbatch.errors import InputError, RefusedError, counted
 from vlmbatch.pace import Limiter
 from vlmbatch.realtime import health
 from vlmbatch.realtime.endpoints import Endpoint, Endpoints
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _REHEARSAL_KEY = "rehearsal"
+_FROZEN = "model and parameters are frozen: build a new run with others, or check where --base-url leads"
 
 
 def send(task: Task, name: str | None, key: str | None) -> RunResult:
@@ -54,8 +55,9 @@ def send(task: Task, name: str | None, key: str | None) -> RunResult:
         if not task.options.rehearsal and task.options.serve is None:
             need_key(task.provider, base_urls, key)
         if not task.selection.to_send:
-            task.reporters(_progress_name(task.options))  # a command that was killed left them behind the results
+            task.catch_up(_progress_name(task.options))
             return task.result(endpoints=_told(endpoints))
+        task.tell_seal()
         _need_results_folder(task)
         _name_full_price(task)
         session = _Session(task, name or _next_rehearsal(task), _REHEARSAL_KEY if task.options.rehearsal else key)
@@ -87,9 +89,9 @@ def _served(task: Task, serve: Serve) -> Iterator[tuple[str, ...]]:
     if not task.selection.to_send:
         yield ()
         return
-    from vlmbatch.serve import LOGS, serving
+    from vlmbatch.serve import serving
 
-    log = task.run.file(f"{LOGS}/serve-{task.options.shard_id:04d}.log")
+    log = task.run.file(f"{rundir.LOGS}/serve-{task.options.shard_id:04d}.log")
     task.note(f"starting the server; its log is {log}")
     with serving(serve, model=task.run.info["model"], log=log, stop=task.stop) as base_url:
         task.note(f"the server answers at {base_url}")
@@ -125,7 +127,8 @@ def need_key(provider: Provider, base_urls: Sequence[str], key: str | None) -> N
     if key is None and names and all(provider.is_direct(url) for url in base_urls):
         raise InputError(
             f"no API key: {' or '.join(names)} is not set",
-            hint=f"export {names[0]}=…, or name another variable with --api-key-env; nothing was sent",
+            hint=f"nothing was sent: export {names[0]}=…, or name another variable with --api-key-env; "
+            "--rehearsal tries the run without a key",
         )
 
 
@@ -192,8 +195,8 @@ def in_loop(main: Callable[[], Coroutine[Any, Any, T]], stop: Stop) -> T:
 
 
 def _progress_name(options: RunOptions) -> str:
-    """Return the run's progress file; each part of a run has one of its own, for they run at the same time."""
-    return rundir.PROGRESS if options.num_shards == 1 else f"progress-task-{options.shard_id:04d}.json"
+    """Return the progress file of what is sent: the whole run, or one part of it."""
+    return rundir.progress_of(None if options.num_shards == 1 else options.shard_id)
 
 
 class _Session:
@@ -214,7 +217,15 @@ class _Session:
         spent_before = task.budget.spent_usd
         async with Transport(trust_env=not options.rehearsal, secret=self._key) as transport:
             if not options.rehearsal:
-                await health.look(endpoints, transport, task.provider, self._headers, task.run.info["model"], task.warn)
+                await health.look(
+                    endpoints,
+                    transport,
+                    task.provider,
+                    self._headers,
+                    task.run.info["model"],
+                    options.policy.patience_s,
+                    task.warn,
+                )
             with LineReader(task.run) as lines:
                 sender, writer = await self._send(endpoints, transport, lines)
         self._raise_if_refused(sender)
@@ -279,13 +290,16 @@ class _Session:
         if ending.refused:
             raise RefusedError(
                 f"the provider refuses the run: {ending.refused}",
-                hint=f"{tally.answers:,} answer(s) of this run are saved; once that is mended, give the command again",
+                hint=f"{counted(tally.answers, '[answer of this run is|answers of this run are]')} saved; "
+                + (_FROZEN if ending.is_frozen else "once that is mended, give the command again"),
             )
 
     def _result(
         self, endpoints: Endpoints, sender: Sender, writer: ResultsWriter, spent_before: Decimal | None
     ) -> RunResult:
         tally, ending, spent = sender.tally, sender.ending, self._task.budget.spent_usd
+        if self._task.budget.is_passed:
+            self._task.warn("the limit on spending was passed: the last rows took more than any before and any formula")
         return self._task.result(
             results=self._results if tally.ended else None,
             statuses={status.value: count for status, count in sorted(tally.statuses.items())},

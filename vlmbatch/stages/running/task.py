@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from vlmbatch import attempts, journal, jsonl, resume, rundir
 from vlmbatch.batch.base import BatchOptions
@@ -27,17 +27,8 @@ if TYPE_CHECKING:
     from vlmbatch.records import Reading
     from vlmbatch.rundir import IdIndex, RunDir
     from vlmbatch.serve import Serve
+    from vlmbatch.stages.running.weights import RowTokens
     from vlmbatch.stop import Stop
-
-
-_OWN: Final = frozenset(
-    {
-        *(rundir.RUN_JSON, rundir.MANIFEST, rundir.REJECTED, rundir.INPUTS, rundir.SHARDS, rundir.SHA256SUMS),
-        *(rundir.ESTIMATES, rundir.RESULTS, rundir.BATCHES, rundir.MERGED, rundir.SUMMARY, rundir.REPORT),
-        *(rundir.REVIEWS, rundir.SEALED, rundir.REDACTED, rundir.VERIFY, rundir.LOCKS, os.curdir),
-    }
-)
-"""What stands in a run folder by its own names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,8 +220,8 @@ class Task:
             name: The one in the run folder; ``progress_path`` is another.
         """
         paths, further = [self.run.file(name)], self.options.progress_path
-        if further is not None and belongs_to_run(self.run, further):
-            self.warn(f"--progress-path {further}: that place in the run folder has its own use; nothing is written")
+        if further is not None and rundir.belongs_to_run(further):
+            self.warn(f"--progress-path {further}: that place in the run folder has its own use and keeps it")
         elif further is not None:
             paths.append(further)
         extra = {"rehearsal": True} if self.options.rehearsal else {}
@@ -240,6 +231,24 @@ class Task:
             if reporter.problem:
                 self.warn(f"{path}: progress cannot be written ({reporter.problem})")
         return reporters
+
+    def tell_seal(self) -> None:
+        """Say that what is written now is not under the folder's seal."""
+        if self.run.is_sealed:
+            self.warn(rundir.SEAL_BROKEN)
+
+    def catch_up(self, name: str) -> None:
+        """Let the progress file tell what the results hold, where a command that was killed left it behind them."""
+        selection, path = self.selection, self.run.file(name)
+        try:
+            with open(path, "rb") as file:
+                told = jsonl.parse_object(file.read()) or {}
+        except OSError:
+            told = {}
+        standing = {"total": selection.asked, "completed": selection.answered, "failed": selection.failed}
+        if any(told.get(key) != value for key, value in standing.items()) or self.options.progress_path is not None:
+            self.tell_seal()
+            self.reporters(name)
 
     def result(self, **more: Any) -> RunResult:
         """Return a result that starts from what was there before."""
@@ -253,12 +262,6 @@ class Task:
             rehearsal=self.options.rehearsal,
             **more,
         )
-
-
-def belongs_to_run(run: RunDir, path: str) -> bool:
-    """Say whether a path is one that the contract names in the run folder: no file of the user's may replace it."""
-    within = os.path.relpath(os.path.realpath(path), os.path.realpath(run.path)).split(os.sep)
-    return within[0] in _OWN
 
 
 def look_up(
@@ -336,12 +339,21 @@ def _budget(run: RunDir, provider: Provider, options: RunOptions) -> Budget:
     outputs = list(run.info["request"].get("outputs") or [""])
     limits = [attempts.asked(run, provider, name).max_tokens for name in outputs]
     known = [limit for limit in limits if limit is not None]
+    count = _row_tokens(run) if options.max_tokens_total is not None or options.max_usd is not None else None
     return Budget(
         max_tokens=options.max_tokens_total,
         max_usd=options.max_usd,
         rates=rates,
         output_limit=max(known) if len(known) == len(limits) else None,
+        count_tokens=count,
+        is_rule_known=count is not None and count.is_rule_known,
     )
+
+
+def _row_tokens(run: RunDir) -> RowTokens:
+    from vlmbatch.stages.running.weights import RowTokens  # what estimate needs is slow to load, and few runs do
+
+    return RowTokens(run)
 
 
 def last_rates(run: RunDir) -> Rates | None:
