@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from tests.cli.doors import call
 from tests.pictures import png
 from tests.sendable import attempts_of, make_run
 from tests.slurm.finding import cluster
+from tests.waiting import wait_until
 from vlmbatch.api.run import Run
 from vlmbatch.cli.cluster import Flags, concurrency_of, part_of, serve_of, slurm_of
 from vlmbatch.errors import InputError
@@ -271,10 +272,7 @@ def test_array_is_queued_from_the_command_line(cluster: None, tmp_path: Path) ->
     data = done.json()["data"]
     assert data["parts"] == [0, 1]
     merged = tmp_path / "run" / "merged.jsonl"
-    until = time.monotonic() + 60
-    while not merged.exists():
-        assert time.monotonic() < until, "nothing was merged"
-        time.sleep(0.1)
+    wait_until(merged.exists, "nothing was merged")
     assert len(merged.read_text().splitlines()) == 9
     assert len(attempts_of(RunDir.open(run.path))) == 9
     told = subprocess.run(["scontrol", "show", "job", data["array"]], capture_output=True, text=True, check=True).stdout
@@ -282,38 +280,64 @@ def test_array_is_queued_from_the_command_line(cluster: None, tmp_path: Path) ->
     assert "Account=me" in told
     done = call("run", run.path, "--serve", SERVE, "--slurm", "2", "--time", "5")
     assert "no task was queued" in done.out
-    assert f"next: vlmbatch collect {run.path} --write {merged}" in done.out
 
 
 @pytest.mark.parametrize(
-    ("queued", "lines"),
+    ("queued", "said", "unsaid"),
     [
+        (Submitted("17", (0, 1), "18", "r/slurm", merges=True), ["collects"], ["queues again", "next:", "wait for"]),
+        (Submitted("17", (0,), "18", "r/slurm", retries=2), ["queues again", "2 times"], ["and collects"]),
         (
-            Submitted("17", (0, 1), "18", "r/slurm", behind=("12",), merges=True),
-            [
-                "queued: array 17 of 2 task(s)",
-                "queued: job 18 after it, which queues again what is open and collects, as was asked",
-                "they wait for 12, which this run has in the queue already",
-                "look: squeue -j 17,18; logs in r/slurm; to stop: scancel 17 18",
-                "the same command again goes on with what is still open",
-            ],
+            Submitted("17", (0, 1), "18", "r/slurm", behind=("12", "13"), merges=True, retries=1),
+            ["queues again", "and collects", "12, 13"],
+            ["next:"],
         ),
-        (
-            Submitted("17", (0, 1), None, "r/slurm"),
-            [
-                "queued: array 17 of 2 task(s)",
-                "look: squeue -j 17; logs in r/slurm; to stop: scancel 17",
-                "the same command again goes on with what is still open",
-                "next, once they have ended: vlmbatch collect {run} --write {run}/merged.jsonl",
-            ],
-        ),
+        (Submitted(None, (), "18", "r/slurm", merges=True), ["no task was queued", "which collects"], ["after it"]),
+        (Submitted("17", (0, 1), None, "r/slurm"), ["once they have ended"], ["job", "collects"]),
     ],
 )
-def test_what_was_queued_is_told_with_what_comes_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, queued: Submitted, lines: list[str]
+def test_what_was_queued_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, queued: Submitted, said: list[str], unsaid: list[str]
 ) -> None:
-    """Ids, where to look, how to stop all of it, and the next command, word for word."""
+    """Only what was asked for is said of the job behind; ids stand where one looks and stops, and in the JSON."""
     run = make_run(tmp_path / "run", 1)
-    monkeypatch.setattr("vlmbatch.slurm.submit", lambda _: queued)
+    monkeypatch.setattr("vlmbatch.slurm.submit", lambda *_: queued)
+    words = ("run", run.path, "--base-url", "http://127.0.0.1:9", "--slurm", "2")
+    done = call(*words)
+    told = done.out.replace(run.path, "")
+    assert [word for word in said if word not in told] == []
+    assert [word for word in unsaid if word in told] == []
+    jobs = [job for job in (queued.array, queued.follow_up) if job]
+    assert f"squeue -j {','.join(jobs)};" in done.out
+    assert f"scancel {' '.join(jobs)}" in done.out
+    data = call(*words, "--json").json()["data"]
+    assert (data["behind"], data["merges"]) == ([*queued.behind], queued.merges)
+
+
+def test_next_command_is_the_one_that_collects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shell reads it as it is meant, whatever the folder is called, and it works."""
+    run = make_run(tmp_path / "it's a $HOME; run", 1)
+    monkeypatch.setattr("vlmbatch.slurm.submit", lambda *_: Submitted("17", (0,), None, "r/slurm"))
     done = call("run", run.path, "--base-url", "http://127.0.0.1:9", "--slurm", "2")
-    assert done.out.splitlines() == [line.format(run=run.path) for line in lines]
+    (line,) = [line for line in done.out.splitlines() if line.startswith("next: ")]
+    program, *words = shlex.split(line.removeprefix("next: "))
+    assert program == "vlmbatch"
+    assert call(*words).status == 0
+    assert len((Path(run.path) / "merged.jsonl").read_text().splitlines()) == 1
+
+
+def test_system_without_posix_is_told(tmp_path: Path) -> None:
+    """Where there are no locks and no signals of the kind, the command line says so in words."""
+    text = """
+import signal, sys
+sys.modules["fcntl"] = None
+del signal.SIGHUP, signal.SIGUSR2
+import os
+from vlmbatch.cli import main
+os.name = "nt"
+main(["run", "somewhere"])
+"""
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "runs on Linux and macOS alone" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -10,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,16 +19,16 @@ import pytest
 from tests.faults import FaultServer, faulty
 from tests.sendable import attempts_of, make_run, row_id
 from tests.slurm.finding import cluster
+from tests.waiting import wait_until
 from vlmbatch.api.run import Run
 from vlmbatch.errors import InputError, IntegrityError
 from vlmbatch.retry import Policy
 from vlmbatch.serve import Serve
-from vlmbatch.slurm import Job, SlurmOptions, Submitted, sbatch, submit
+from vlmbatch.slurm import SlurmOptions, Submission, Submitted, sbatch, submit
+from vlmbatch.stages import archive
 from vlmbatch.stages.run import RunOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from vlmbatch.rundir import RunDir
 
 __all__ = ["cluster"]  # the fixture
@@ -40,14 +39,14 @@ SLOW = {"steps": [{"status": 200, "body": "ok", "delay_s": 0.1}]}
 OF_SLURM = {"max_retries", "merge", "partition", "time", "account", "job_name", "ntasks_per_node", "sbatch", "environ"}
 
 
-def job(run: RunDir, server: FaultServer | None = None, *, tasks: int = 2, **more: Any) -> Job:
+def job(run: RunDir, server: FaultServer | None = None, *, tasks: int = 2, **more: Any) -> Submission:
     """Return a job over a run that is sent to a server of this process."""
     cluster = {"time": "5", **{name: more.pop(name) for name in OF_SLURM & set(more)}}
     keys = {name: more.pop(name) for name in ("key_env", "key_file") if name in more}
     given: dict[str, Any] = {"concurrency": 2, "policy": Policy(max_tries=1, base_s=0.01, backoff_cap_s=0.02), **more}
     if server is not None:
         given["base_urls"] = (server.base_url,)
-    return Job(run=run.path, slurm=SlurmOptions(tasks=tasks, **cluster), send=RunOptions(**given), **keys)
+    return Submission(run=run.path, slurm=SlurmOptions(tasks=tasks, **cluster), send=RunOptions(**given), **keys)
 
 
 def served(tmp_path: Path, *, latency_s: float = 0.0) -> Serve:
@@ -62,14 +61,6 @@ def servers(tmp_path: Path) -> list[int]:
     """Return the processes of such servers."""
     told = subprocess.run(["pgrep", "-f", f"^{sys.executable} -m .*{tmp_path}"], capture_output=True, check=False)
     return [int(pid) for pid in told.stdout.split()]
-
-
-def until(what: Callable[[], bool], seconds: float = 60) -> None:
-    """Wait until something holds."""
-    end = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < end, "SLURM took too long"
-        time.sleep(0.1)
 
 
 def states(submitted: Submitted) -> dict[str, str]:
@@ -87,7 +78,7 @@ def states(submitted: Submitted) -> dict[str, str]:
 def wait(submitted: Submitted) -> dict[str, str]:
     """Wait until everything of a submission has ended; return how."""
     active = {"PENDING", "RUNNING", "COMPLETING", "CONFIGURING"}
-    until(lambda: not active & set(states(submitted).values()))
+    wait_until(lambda: not active & set(states(submitted).values()))
     return states(submitted)
 
 
@@ -114,7 +105,7 @@ def test_array_serves_sends_and_merges(cluster: None, tmp_path: Path, name: str)
     """Each task starts its own server, sends its part into a file of its own; the job behind the array collects."""
     run = make_run(tmp_path / name, 31)
     asked = job(run, tasks=3, merge=True, serve=served(tmp_path))
-    submitted = submit(asked)
+    submitted = submit(asked, os.environ)
     ended = wait(submitted)
     assert set(ended.values()) == {"COMPLETED"}, logs(submitted)
     assert len(ended) == 4
@@ -125,7 +116,9 @@ def test_array_serves_sends_and_merges(cluster: None, tmp_path: Path, name: str)
     assert len(records) == 31
     assert sorted(path.name for path in (tmp_path / name / "logs").iterdir()) == [f"serve-000{i}.log" for i in range(3)]
     assert servers(tmp_path) == [], "a server outlived its task"
-    again = submit(replace(asked, slurm=SlurmOptions(tasks=3)))
+    archive.seal(run)
+    assert archive.bag(run, str(tmp_path / "bag")).sealed
+    again = submit(replace(asked, slurm=SlurmOptions(tasks=3)), os.environ)
     assert (again.array, again.follow_up) == (None, None)
 
 
@@ -134,14 +127,14 @@ def test_killed_task_is_continued_by_the_same_command(cluster: None, tmp_path: P
     run = make_run(tmp_path / "run", 60)
     task = tmp_path / "run" / "results" / "task-0001.jsonl"
     with faulty(SLOW) as server:
-        first = submit(job(run, server))
-        until(lambda: task.exists() and task.read_bytes().count(b"\n") >= 4)
+        first = submit(job(run, server), os.environ)
+        wait_until(lambda: task.exists() and task.read_bytes().count(b"\n") >= 4)
         subprocess.run(["scancel", "--signal=KILL", f"{first.array}_1"], check=True)
         ended = wait(first)
         assert ended[f"{first.array}_0"] == "COMPLETED", logs(first)
         assert ended[f"{first.array}_1"] != "COMPLETED"
         assert 34 <= len(ids_on_record(run)) < 60
-        second = submit(job(run, server, merge=True))
+        second = submit(job(run, server, merge=True), os.environ)
         assert second.parts == (1,)
         assert set(wait(second).values()) == {"COMPLETED"}, logs(second)
         assert len(server.seen) <= 60 + 2, "only what was in flight was sent twice"
@@ -154,9 +147,9 @@ def test_failed_parts_are_queued_again(cluster: None, tmp_path: Path) -> None:
     """Parts that are still open after the array are queued again, as often as it was allowed, and then collected."""
     run = make_run(tmp_path / "run", 6)
     with faulty({"steps": [{"status": 503, "body": "down"}, {"status": 200, "body": "ok"}]}) as server:
-        first = submit(job(run, server, max_retries=2, merge=True))
+        first = submit(job(run, server, max_retries=2, merge=True), os.environ)
         merged = tmp_path / "run" / "merged.jsonl"
-        until(lambda: merged.exists() and not queue())
+        wait_until(lambda: merged.exists() and not queue())
         assert set(server.tries.values()) == {2}, "the third turn was not needed"
     assert [state for one, state in states(first).items() if "_" in one] == ["FAILED", "FAILED"], logs(first)
     assert [record["status"] for record in Run.open(run.path).records()] == ["ok"] * 6
@@ -167,9 +160,9 @@ def test_preempted_task_goes_on_by_itself(cluster: None, tmp_path: Path) -> None
     """A task that SLURM puts back into the queue starts again there and sends only what it has not sent."""
     run = make_run(tmp_path / "run", 40)
     with faulty(SLOW) as server:
-        submitted = submit(job(run, server, tasks=1))
+        submitted = submit(job(run, server, tasks=1), os.environ)
         task = tmp_path / "run" / "results" / "task-0000.jsonl"
-        until(lambda: bool(attempts_of(run)))
+        wait_until(lambda: bool(attempts_of(run)))
         subprocess.run(["scontrol", "requeue", str(submitted.array)], check=True)
         assert set(wait(submitted).values()) == {"COMPLETED"}, logs(submitted)
         assert len(server.seen) <= 40 + 2
@@ -181,8 +174,8 @@ def test_time_limit_ends_a_task_in_good_order(cluster: None, tmp_path: Path) -> 
     """Submitit's word that the time is nearly up lets what is in flight finish; nothing is sent twice."""
     run = make_run(tmp_path / "run", 40)
     with faulty(SLOW) as server:
-        first = submit(job(run, server, tasks=1))
-        until(lambda: bool(attempts_of(run)))
+        first = submit(job(run, server, tasks=1), os.environ)
+        wait_until(lambda: bool(attempts_of(run)))
         subprocess.run(["scancel", "--signal=USR2", str(first.array)], check=True)
         assert set(wait(first).values()) == {"FAILED"}
         assert "interrupted" in logs(first)
@@ -192,8 +185,8 @@ def test_time_limit_ends_a_task_in_good_order(cluster: None, tmp_path: Path) -> 
 def test_time_limit_spares_the_tasks_own_server(cluster: None, tmp_path: Path) -> None:
     """The word that the time is nearly up may reach all processes of a task; its server still answers what is open."""
     run = make_run(tmp_path / "run", 40)
-    first = submit(job(run, tasks=1, serve=served(tmp_path, latency_s=1.0)))
-    until(lambda: bool(attempts_of(run)))
+    first = submit(job(run, tasks=1, serve=served(tmp_path, latency_s=1.0)), os.environ)
+    wait_until(lambda: bool(attempts_of(run)))
     subprocess.run(["scancel", "--signal=USR2", str(first.array)], check=True)
     assert set(wait(first).values()) == {"FAILED"}
     assert {attempt["status_code"] for attempt in attempts_of(run)} == {200}, logs(first)
@@ -204,13 +197,13 @@ def test_time_limit_spares_the_tasks_own_server(cluster: None, tmp_path: Path) -
 def test_task_that_is_killed_outright_leaves_no_server(cluster: None, tmp_path: Path) -> None:
     """Nothing tells a process of ``kill -9``; its server ends all the same."""
     run = make_run(tmp_path / "run", 40)
-    submitted = submit(job(run, tasks=1, serve=served(tmp_path, latency_s=1.0)))
-    until(lambda: bool(attempts_of(run)))
+    submitted = submit(job(run, tasks=1, serve=served(tmp_path, latency_s=1.0)), os.environ)
+    wait_until(lambda: bool(attempts_of(run)))
     assert len(servers(tmp_path)) == 1
     command = ["pgrep", "-f", f"^{sys.executable} .*_submit {submitted.folder}"]
     told = subprocess.run(command, capture_output=True, check=True)
     os.kill(int(told.stdout), signal.SIGKILL)
-    until(lambda: not servers(tmp_path))
+    wait_until(lambda: not servers(tmp_path))
     assert set(wait(submitted).values()) == {"FAILED"}
 
 
@@ -218,9 +211,9 @@ def test_submission_waits_for_what_is_at_work(cluster: None, tmp_path: Path) -> 
     """However many parts a later submission makes, no row is sent twice, and it is merged when all is done."""
     run = make_run(tmp_path / "run", 40)
     with faulty(SLOW) as server:
-        first = submit(job(run, server))
-        until(lambda: bool(attempts_of(run)))
-        second = submit(job(run, server, tasks=3, merge=True))
+        first = submit(job(run, server), os.environ)
+        wait_until(lambda: bool(attempts_of(run)))
+        second = submit(job(run, server, tasks=3, merge=True), os.environ)
         assert (second.behind, second.parts) == ((first.array,), (0, 1, 2))
         assert set(wait(second).values()) == {"COMPLETED"}, logs(second)
         assert set(states(first).values()) == {"COMPLETED"}
@@ -233,7 +226,7 @@ def test_several_processes_of_a_task_send_once(cluster: None, tmp_path: Path) ->
     """The first process sends, however early the others end (WaitTime of cluster.sh)."""
     run = make_run(tmp_path / "run", 60)
     with faulty(SLOW) as server:
-        submitted = submit(job(run, server, tasks=1, ntasks_per_node=2))
+        submitted = submit(job(run, server, tasks=1, ntasks_per_node=2), os.environ)
         assert set(wait(submitted).values()) == {"COMPLETED"}, logs(submitted)
         assert set(server.tries.values()) == {1}
     assert len(ids_on_record(run)) == 60
@@ -248,7 +241,7 @@ def test_task_hears_nothing_of_where_it_was_queued(
         (tmp_path / name).write_text("raise SystemExit('not this one')")
     monkeypatch.chdir(tmp_path)
     with faulty(SLOW) as server:
-        submitted = submit(job(run, server, merge=True, sbatch={"export": "PYTHONPATH"}))
+        submitted = submit(job(run, server, merge=True, sbatch={"export": "PYTHONPATH"}), os.environ)
         assert set(wait(submitted).values()) == {"COMPLETED"}, logs(submitted)
 
 
@@ -260,7 +253,7 @@ def test_key_stands_nowhere_but_in_the_environment(
     monkeypatch.setenv("MY_KEY", secret)
     run = make_run(tmp_path / "run", 4)
     with faulty(SLOW) as server:
-        submitted = submit(job(run, server, merge=True, key_env="MY_KEY"))
+        submitted = submit(job(run, server, merge=True, key_env="MY_KEY"), os.environ)
         told = [subprocess.run(["scontrol", "show", "job", "-dd"], capture_output=True, check=True).stdout]
         told.append(subprocess.run(["ps", "-eo", "args"], capture_output=True, check=True).stdout)
         assert set(wait(submitted).values()) == {"COMPLETED"}, logs(submitted)
@@ -277,7 +270,7 @@ def test_slurm_refuses_in_its_own_words(cluster: None, tmp_path: Path, capfd: py
         ({"sbatch": {"no-such-thing": "1"}}, "unrecognized option '--no-such-thing=1'"),
     ):
         with pytest.raises(InputError, match=re.escape(f"SLURM took no job: {reason}")):
-            submit(job(run, base_urls=("http://127.0.0.1:9/v1",), **more))
+            submit(job(run, base_urls=("http://127.0.0.1:9/v1",), **more), os.environ)
     assert capfd.readouterr() == ("", "")
 
 
@@ -295,7 +288,7 @@ def test_array_is_not_left_without_the_job_behind_it(
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
     run = make_run(tmp_path / "run", 40)
     with faulty(SLOW) as server, pytest.raises(InputError, match=r"SLURM took no job: no$"):
-        submit(job(run, server, merge=True))
+        submit(job(run, server, merge=True), os.environ)
     (script,) = (tmp_path / "run" / "slurm").glob("*_submission.sh")
     taken_back = Submitted(script.name.partition("_")[0], (), None, "")
     assert set(wait(taken_back).values()) == {"CANCELLED"}
@@ -310,9 +303,11 @@ def test_variables_of_sbatch_do_not_displace_what_is_said(
     run = make_run(tmp_path / "run", 4)
     further: dict[str, str | bool] = {"job-name": "mine", "requeue": True, "comment": 'it\'s "so" & $HOME'}
     with faulty({"steps": [{"status": 503, "body": "down"}, {"status": 200, "body": "ok"}]}) as server:
-        submitted = submit(job(run, server, tasks=1, partition="debug", max_retries=1, merge=True, sbatch=further))
+        submitted = submit(
+            job(run, server, tasks=1, partition="debug", max_retries=1, merge=True, sbatch=further), os.environ
+        )
         merged = tmp_path / "run" / "merged.jsonl"
-        until(lambda: merged.exists() and not sbatch.at_work(submitted.folder))
+        wait_until(lambda: merged.exists() and not sbatch.at_work(submitted.folder, os.environ))
     scripts = [path.name.partition("_")[0] for path in Path(submitted.folder).glob("*_submission.sh")]
     command = ["squeue", "--noheader", "--states=all", f"--jobs={','.join(scripts)}", "--format=%a|%l|%P|%j|%k"]
     told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
@@ -357,7 +352,7 @@ def test_options_that_make_no_sense_are_refused(tmp_path: Path, more: dict[str, 
     run = make_run(tmp_path / "run", 1, provider="vllm")
     given = {"base_urls": ("http://127.0.0.1:9/v1",), **more}
     with pytest.raises(InputError, match=words):
-        submit(job(run, **given))
+        submit(job(run, **given), os.environ)
     assert not (tmp_path / "run" / "slurm").exists()
 
 
@@ -365,7 +360,7 @@ def test_missing_key_is_told_before_anything_is_queued(tmp_path: Path, monkeypat
     """Tasks get this environment: a provider's own address without its key would fail in each of them."""
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     with pytest.raises(InputError, match="OPENAI_API_KEY is not set"):
-        submit(job(make_run(tmp_path / "run", 1)))
+        submit(job(make_run(tmp_path / "run", 1)), os.environ)
 
 
 @pytest.mark.parametrize("name", ["100%A", "50%%", "back\\slash", "new\nline"])
@@ -373,7 +368,7 @@ def test_folder_in_whose_path_slurm_fills_in_is_refused(tmp_path: Path, name: st
     """Logs would land elsewhere, or nowhere, and the tasks with them."""
     run = make_run(tmp_path / name, 1)
     with pytest.raises(InputError, match="SLURM cannot keep logs"):
-        submit(job(run, base_urls=("http://127.0.0.1:9/v1",)))
+        submit(job(run, base_urls=("http://127.0.0.1:9/v1",)), os.environ)
 
 
 def test_tampered_run_is_not_queued(tmp_path: Path) -> None:
@@ -383,7 +378,7 @@ def test_tampered_run_is_not_queued(tmp_path: Path) -> None:
     shard.chmod(0o644)
     shard.write_bytes(shard.read_bytes().replace(b"row 0000001", b"row 0000007"))
     with pytest.raises(IntegrityError):
-        submit(job(run, base_urls=("http://127.0.0.1:9/v1",)))
+        submit(job(run, base_urls=("http://127.0.0.1:9/v1",)), os.environ)
 
 
 def test_missing_submitit_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -391,7 +386,7 @@ def test_missing_submitit_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(sys.modules, "submitit", None)
     run = make_run(tmp_path / "run", 2)
     with pytest.raises(InputError, match="submitit") as caught:
-        submit(job(run, base_urls=("http://127.0.0.1:9/v1",)))
+        submit(job(run, base_urls=("http://127.0.0.1:9/v1",)), os.environ)
     assert "vlmbatch[slurm]" in caught.value.hint
 
 
@@ -399,16 +394,16 @@ def test_machine_that_queues_no_jobs_is_told(tmp_path: Path, monkeypatch: pytest
     """Where sbatch cannot be found, the error says where it would be."""
     monkeypatch.setenv("PATH", str(tmp_path))
     run = make_run(tmp_path / "run", 2)
-    with pytest.raises(InputError, match="sbatch and srun cannot be found") as caught:
-        submit(job(run, base_urls=("http://127.0.0.1:9/v1",)))
+    with pytest.raises(InputError, match="sbatch, srun, squeue cannot be found") as caught:
+        submit(job(run, base_urls=("http://127.0.0.1:9/v1",)), os.environ)
     assert "login node" in caught.value.hint
 
 
 def test_job_that_travels_holds_no_key(tmp_path: Path) -> None:
     """What is pickled for the cluster names the key's variable; the value is looked up there."""
-    names = Job(run="r", slurm=SlurmOptions(tasks=1), send=RunOptions(), key_env="MY_KEY")
+    names = Submission(run="r", slurm=SlurmOptions(tasks=1), send=RunOptions(), key_env="MY_KEY")
     assert b"MY_KEY" in pickle.dumps(names)
-    assert not {name for name in Job.__dataclass_fields__ if name == "key"}
+    assert not {name for name in Submission.__dataclass_fields__ if name == "key"}
 
 
 @pytest.mark.parametrize(
@@ -485,23 +480,12 @@ def test_job_behind_the_array_is_small_and_at_the_same_place(limit: str | None, 
     }
 
 
-def test_jobs_that_queue_jobs_hand_nothing_down(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jobs_that_queue_jobs_hand_nothing_down() -> None:
     """Inside a job its own settings are hidden from sbatch, but not where SLURM is, nor what the user's shell says."""
-    import submitit
-    import submitit.helpers
-
-    monkeypatch.setenv("SLURM_CONF", "/etc/other.conf")
-    monkeypatch.setenv("SBATCH_ACCOUNT", "mine")
-    monkeypatch.setenv("SBATCH_MEM_BIND", "local")
-    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "7")
-    names = ("SLURM_CONF", "SBATCH_ACCOUNT", "SBATCH_MEM_BIND", "SLURM_CPUS_PER_TASK")
+    users = {"SLURM_CONF": "/etc/other.conf", "SBATCH_ACCOUNT": "mine", "HOME": "/home/me"}
+    jobs = {"SBATCH_MEM_BIND": "local", "SLURM_CPUS_PER_TASK": "7", "SUBMITIT_EXECUTOR": "slurm", "SRUN_DEBUG": "3"}
     plain = SlurmOptions(tasks=1)
-    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    with sbatch.environment(submitit, plain):
-        assert [os.environ.get(name) for name in names] == ["/etc/other.conf", "mine", "local", "7"]
-    monkeypatch.setenv("SLURM_JOB_ID", "1")
-    with sbatch.environment(submitit, plain):
-        assert [os.environ.get(name) for name in names] == ["/etc/other.conf", "mine", None, None]
-    with sbatch.environment(submitit, replace(plain, account="said")):
-        assert "SBATCH_ACCOUNT" not in os.environ
-    assert [os.environ.get(name) for name in names] == ["/etc/other.conf", "mine", "local", "7"]
+    assert sbatch.environment({**users, **jobs}, plain) == {**users, **jobs}
+    inside = {**users, **jobs, "SLURM_JOB_ID": "1"}
+    assert sbatch.environment(inside, plain) == users
+    assert "SBATCH_ACCOUNT" not in sbatch.environment(inside, replace(plain, account="said"))

@@ -8,12 +8,12 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from tests.waiting import wait_until
 from vlmbatch.errors import InputError, Interrupted
 from vlmbatch.providers.servers import serve_command
 from vlmbatch.serve import Serve, free_port, is_healthy, serving
@@ -54,10 +54,7 @@ def is_running(pid: int) -> bool:
 
 def wait_until_gone(pids: list[int]) -> None:
     """Wait until processes have ended (an orphan is reaped by somebody else, in its own time)."""
-    until = time.monotonic() + 20
-    while any(map(is_running, pids)):
-        assert time.monotonic() < until, "the server left processes behind"
-        time.sleep(0.02)
+    wait_until(lambda: not any(map(is_running, pids)), "the server left processes behind")
 
 
 @pytest.mark.parametrize("path", ["/health", "/v1/models"])
@@ -139,11 +136,20 @@ def test_server_that_never_answers_is_given_up(tmp_path: Path) -> None:
 
 def test_stop_ends_the_waiting(tmp_path: Path) -> None:
     """Whoever asks to stop while the server loads need not wait for it."""
-    stop = Stop()
-    threading.Timer(0.5, stop.ask).start()
-    serve = Serve(f"{sys.executable} -c 'import time; time.sleep(300)' {{port}}", wait_s=300)
+    stop, pids = Stop(), tmp_path / "pids"
+    text = "import os, sys, time\nopen(sys.argv[2], 'w').write(f'{os.getpid()} ')\ntime.sleep(300)"
+    serve = Serve(f"{script(tmp_path, text)} {{port}} {pids}", wait_s=300)
+
+    def ask() -> None:
+        wait_until(lambda: pids.exists() and pids.read_text().endswith(" "))
+        stop.ask()
+
+    asking = threading.Thread(target=ask)
+    asking.start()
     with pytest.raises(Interrupted), serving(serve, model="m", log=str(tmp_path / "log"), stop=stop):
         pass
+    asking.join()
+    wait_until_gone([int(pids.read_text())])
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="no other system keeps hold of orphans")

@@ -5,13 +5,13 @@ What a pipeline file says of machines is kept in run.json (``settings``) and act
 
 from __future__ import annotations
 
-import os
 import re
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from vlmbatch.cli.base import finish, option
-from vlmbatch.console import out, safe
-from vlmbatch.errors import InputError
+from vlmbatch.cli.onward import say_collect
+from vlmbatch.console import out, safe, say
+from vlmbatch.errors import InputError, counted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -241,7 +241,7 @@ def _tasks(text: str, settings: Mapping[str, Any], environ: Mapping[str, str]) -
 # --- what was queued -------------------------------------------------------------------------------------------------
 
 
-def finish_submitted(run: Run, submitted: Submitted, *, as_json: bool) -> None:
+def finish_submitted(run: Run, submitted: Submitted, *, as_json: bool, quiet: int = 0) -> None:
     """End a command that queued an array: say what, and where to look."""
     data = {
         "run": run.path,
@@ -250,23 +250,34 @@ def finish_submitted(run: Run, submitted: Submitted, *, as_json: bool) -> None:
         "parts": list(submitted.parts),
         "follow_up": submitted.follow_up,
         "folder": submitted.folder,
+        "behind": list(submitted.behind),
+        "merges": submitted.merges,
     }
-    finish("run", data, as_json=as_json, text=lambda: _print(run, submitted))
+    finish("run", data, as_json=as_json, quiet=quiet, text=lambda: _print(run, submitted))
 
 
 def _print(run: Run, submitted: Submitted) -> None:
     if submitted.array is None:
-        out("no task was queued: every row has an answer or a final error, or is in an open batch job")
+        say("no task was queued: every row has an answer or a final error, or is in an open batch job")
     else:
-        out(f"queued: array {submitted.array} of {len(submitted.parts):,} task(s)")
+        out(f"queued: array {submitted.array} of {counted(len(submitted.parts), '[task|tasks]')}")
     if submitted.follow_up is not None:
-        out(f"queued: job {submitted.follow_up} after it, which queues again what is open and collects, as was asked")
+        say(f"queued: job {submitted.follow_up}{_of_follow_up(submitted)}")
     jobs = [job for job in (submitted.array, submitted.follow_up) if job]
     if jobs and submitted.behind:
-        out(f"they wait for {', '.join(submitted.behind)}, which this run has in the queue already")
+        say(f"they wait for {', '.join(submitted.behind)}, which this run has in the queue already")
     if jobs:
         out(f"look: squeue -j {','.join(jobs)}; logs in {safe(submitted.folder)}; to stop: scancel {' '.join(jobs)}")
-        out("the same command again goes on with what is still open")
+        say("the same command again goes on with what is still open")
     if not submitted.merges:
-        when = ", once they have ended" if jobs else ""
-        out(f"next{when}: vlmbatch collect {safe(run.path)} --write {safe(os.path.join(run.path, 'merged.jsonl'))}")
+        if jobs:
+            say("collect once they have ended; before, what they have not sent counts as missing")
+        say_collect(run)
+
+
+def _of_follow_up(submitted: Submitted) -> str:
+    """Return what the job behind the array does, as far as it was asked for."""
+    times = counted(submitted.retries, "[time|times]")
+    again = f"queues again what is open then, {times} at most" if submitted.retries else ""
+    does = " and ".join(filter(None, (again, "collects" if submitted.merges else "")))
+    return (" after it" if submitted.array is not None else "") + f", which {does}"

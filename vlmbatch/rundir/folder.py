@@ -159,9 +159,9 @@ class RunDir:
             if name.endswith(".jsonl") and not name.startswith(".") and name.startswith(REHEARSAL_PREFIX) == rehearsal
         ]
 
-    def lock(self, part: str = "all", *, shared: bool = False) -> Lock:
+    def lock(self, part: str = "all", *, shared: bool = False, wait: bool = False) -> Lock:
         """Return the lock of one part of the run (``with run.lock(): ...``)."""
-        return Lock(self.path, part, shared=shared)
+        return Lock(self.path, part, shared=shared, wait=wait)
 
     def refuse_other_dealings(self, dealing: str) -> None:
         """See that nobody works on parts into which the rows were dealt otherwise: the same row could be in both.

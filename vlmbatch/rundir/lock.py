@@ -43,13 +43,13 @@ class Lock:
     """A lock on one part of a run: two runs on the same part of one folder refuse each other.
 
     It is held by the operating system (flock), so a killed process leaves none behind. A shared lock refuses only
-    those who want the part for themselves.
+    those who want the part for themselves. One that waits is for what takes moments: it refuses nobody.
     """
 
-    def __init__(self, folder: str, part: str, *, shared: bool = False) -> None:
+    def __init__(self, folder: str, part: str, *, shared: bool = False, wait: bool = False) -> None:
         self._folder = folder
         self._file: IO[bytes] | None = None
-        self._shared = shared
+        self._shared, self._wait = shared, wait
         self.part = part
 
     def __enter__(self) -> Lock:
@@ -78,8 +78,9 @@ class Lock:
         folder = os.path.join(self._folder, LOCKS)
         os.makedirs(folder, exist_ok=True)
         file = open(os.path.join(folder, f"{self.part}.lock"), "ab")  # noqa: SIM115  (held until __exit__)
+        how = fcntl.LOCK_SH if self._shared else fcntl.LOCK_EX
         try:
-            fcntl.flock(file, (fcntl.LOCK_SH if self._shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+            fcntl.flock(file, how if self._wait else how | fcntl.LOCK_NB)
         except OSError:
             file.close()
             raise

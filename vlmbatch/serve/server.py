@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from vlmbatch.stop import Stop
 
 HOST: Final = "127.0.0.1"
-LOGS: Final = "logs"
-"""Folder of the run in which servers' logs are kept."""
 
 _LOOK_EVERY_S: Final = 0.25
 _LOOK_TIMEOUT_S: Final = 5.0

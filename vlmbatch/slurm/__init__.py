@@ -8,6 +8,6 @@ is still at work waits for it: no row is sent twice, even where a file system ha
 """
 
 from vlmbatch.slurm.array import submit
-from vlmbatch.slurm.options import Job, SlurmOptions, Submitted
+from vlmbatch.slurm.options import SlurmOptions, Submission, Submitted
 
-__all__ = ["Job", "SlurmOptions", "Submitted", "submit"]
+__all__ = ["SlurmOptions", "Submission", "Submitted", "submit"]

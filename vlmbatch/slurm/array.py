@@ -8,58 +8,60 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from vlmbatch import journal, jsonl, keys, providers, resume, rundir
+from vlmbatch import descriptors, journal, jsonl, keys, providers, resume, rundir
 from vlmbatch.console import Console, Watch
 from vlmbatch.errors import InputError, VlmbatchError
 from vlmbatch.rundir import RunDir
 from vlmbatch.slurm import sbatch
 from vlmbatch.slurm.checks import check
-from vlmbatch.slurm.options import Job, Submitted
+from vlmbatch.slurm.options import Submission, Submitted
+from vlmbatch.slurm.queueing import Order, queue
 from vlmbatch.stages.collect import collect
 from vlmbatch.stages.collecting.options import CollectOptions
 from vlmbatch.stages.run import run as send
 from vlmbatch.stop import Stop
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping
 
     from vlmbatch.providers.base import Provider
-
-FOLDER: Final = "slurm"
-"""Folder of the run in which submitit keeps its scripts and the tasks' logs."""
 
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
 """What SLURM sends before it kills (cancelled, preempted), and submitit's own word that the time is nearly up."""
 
 
-def submit(job: Job) -> Submitted:
+def submit(submission: Submission, environ: Mapping[str, str]) -> Submitted:
     """Check the run and queue the parts that still have rows to send.
+
+    Args:
+        submission: What travels to the cluster.
+        environ: The environment in which jobs are queued, and which SLURM hands on to them; keys are looked up in it.
 
     Raises:
         InputError: Options make no sense on a cluster, submitit is not installed, or SLURM refuses the job.
         IntegrityError: The folder is not what build wrote.
     """
-    run = RunDir.open(job.run)
-    check(run, _provider(run), job)
-    run.verify(depth="full" if job.send.verify == "full" else "quick")
+    run = RunDir.open(submission.run)
+    check(run, _provider(run), submission, environ)
+    run.verify(depth="full" if submission.send.verify == "full" else "quick")
     there = replace(
-        job,
-        run=os.path.abspath(job.run),
-        key_file=None if job.key_file is None else os.path.abspath(job.key_file),
+        submission,
+        run=os.path.abspath(submission.run),
+        key_file=None if submission.key_file is None else os.path.abspath(submission.key_file),
         # The whole folder was checked just now; each task checks what it sends, line by line.
-        send=replace(job.send, verify="lines"),
+        send=replace(submission.send, verify="lines"),
     )
-    return _queue(there, _open_parts(run, job))
+    return _queue(run, there, _open_parts(run, submission), environ)
 
 
 def _provider(run: RunDir) -> Provider:
     return providers.get(run.info["provider"], run.info["request"]["url"])
 
 
-def _open_parts(run: RunDir, job: Job) -> tuple[int, ...]:
+def _open_parts(run: RunDir, submission: Submission) -> tuple[int, ...]:
     """Return the parts that have a row to send: no answer, no final error, in no batch job, or to be asked again."""
-    tasks, asked = job.slurm.tasks, enumerate(resume.positions(run, limit=job.send.limit))
-    if job.send.retry_status:
+    tasks, asked = submission.slurm.tasks, enumerate(resume.positions(run, limit=submission.send.limit))
+    if submission.send.retry_status:
         return tuple(sorted({rank % tasks for rank, _ in asked}))
     standing = resume.read_standing(run, _provider(run), run.index())
     for position in journal.in_flight(run):
@@ -67,51 +69,54 @@ def _open_parts(run: RunDir, job: Job) -> tuple[int, ...]:
     return tuple(sorted({rank % tasks for rank, at in asked if standing.marks[at] == resume.Mark.OPEN}))
 
 
-def _queue(job: Job, parts: Sequence[int]) -> Submitted:
+def _queue(run: RunDir, submission: Submission, parts: tuple[int, ...], environ: Mapping[str, str]) -> Submitted:
     """Queue an array of parts and, where there is something to do after it, the job that does it: both or neither."""
-    submitit, slurm = sbatch.library(), job.slurm
-    folder = os.path.join(job.run, FOLDER)
-    behind = sbatch.at_work(folder)
-    array = follow_up = None
-    with sbatch.refusals(submitit), sbatch.environment(submitit, slurm):
-        if parts:
-            tasks = sbatch.executor(submitit, folder, sbatch.parameters(slurm, behind))
-            array = tasks.map_array(work, [job] * len(parts), parts)[0].job_id.partition("_")[0]
-        if slurm.merge or (parts and slurm.max_retries):
-            before = behind if array is None else (array,)
-            try:
-                next_one = sbatch.executor(submitit, folder, sbatch.follow_up_parameters(slurm, before))
-                follow_up = next_one.submit(follow, job).job_id
-            except BaseException:
-                if array is not None:
-                    sbatch.cancel(array)
-                raise
-    return Submitted(array, tuple(parts), follow_up, folder, behind=behind, merges=slurm.merge)
+    slurm = submission.slurm
+    sbatch.check_tools(environ)
+    follows = slurm.merge or bool(parts and slurm.max_retries)
+    folder = os.path.join(submission.run, rundir.SLURM)
+    if not parts and not follows:
+        return Submitted(None, (), None, folder)
+    # Who came between looking and queuing would see nothing at work: it waits, and then sees this.
+    with run.lock("submit", wait=True):
+        behind = sbatch.at_work(folder, environ)
+        order = Order(
+            folder=folder,
+            submission=submission,
+            parts=parts,
+            behind=behind,
+            work=work,
+            follow=follow if follows else None,
+        )
+        array, follow_up = queue(order, environ)
+    retries = slurm.max_retries if follows else 0
+    return Submitted(array, parts, follow_up, folder, behind=behind, merges=slurm.merge, retries=retries)
 
 
 # --- on the cluster ------------------------------------------------------------------------------------------
 
 
-def work(job: Job, part: int) -> None:
+def work(submission: Submission, part: int) -> None:
     """Send one part: what a task of the array does. It leaves with the exit status of ``run``."""
     if int(os.environ.get("SLURM_PROCID", "0")):
         return  # one process sends; the others hold the nodes for the server
+    descriptors.raise_limit()
     stop = Stop()
     for number in _SIGNALS:
         signal.signal(number, lambda *_: stop.ask())
-    _leave(lambda: _send_part(job, part, stop))
+    _leave(lambda: _send_part(submission, part, stop))
 
 
-def _send_part(job: Job, part: int, stop: Stop) -> None:
-    run = RunDir.open(job.run)
+def _send_part(submission: Submission, part: int, stop: Stop) -> None:
+    run = RunDir.open(submission.run)
     console = Console()
-    options = replace(job.send, num_shards=job.slurm.tasks, shard_id=part)
+    options = replace(submission.send, num_shards=submission.slurm.tasks, shard_id=part)
     key = keys.key_for_run(
         _provider(run),
         options.base_urls,
         os.environ,
-        name=job.key_env,
-        file=job.key_file,
+        name=submission.key_env,
+        file=submission.key_file,
         is_served=options.serve is not None,
         tell=console.note,
     )
@@ -123,20 +128,20 @@ def _send_part(job: Job, part: int, stop: Stop) -> None:
         raise problem
 
 
-def follow(job: Job) -> None:
+def follow(submission: Submission) -> None:
     """Queue parts that are still open again, or else collect: what the job behind the array does."""
-    _leave(lambda: _follow(job))
+    _leave(lambda: _follow(submission))
 
 
-def _follow(job: Job) -> None:
-    run, console = RunDir.open(job.run), Console()
+def _follow(submission: Submission) -> None:
+    run, console = RunDir.open(submission.run), Console()
     # A status that was to be asked again was asked; what is open now is what failed.
-    parts = _open_parts(run, replace(job, send=replace(job.send, retry_status=frozenset())))
-    if parts and job.slurm.max_retries:
-        fewer = replace(job.slurm, max_retries=job.slurm.max_retries - 1)
-        queued = _queue(replace(job, slurm=fewer), parts)
+    parts = _open_parts(run, replace(submission, send=replace(submission.send, retry_status=frozenset())))
+    if parts and submission.slurm.max_retries:
+        fewer = replace(submission.slurm, max_retries=submission.slurm.max_retries - 1)
+        queued = _queue(run, replace(submission, slurm=fewer), parts, os.environ)
         console.note(f"{len(parts)} part(s) are still open and were queued again as {queued.array}")
-    elif job.slurm.merge:
+    elif submission.slurm.merge:
         result = collect(run, (), CollectOptions(write=run.file(rundir.MERGED)))
         console.note(f"collected: {jsonl.dumps(result.summary['counts']).decode()}")
 

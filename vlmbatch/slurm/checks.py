@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Final
 from vlmbatch import keys
 from vlmbatch.errors import InputError
 from vlmbatch.slurm.sbatch import TIME, minutes
-from vlmbatch.stages.run import check_options
+from vlmbatch.stages.run import check as check_run
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from vlmbatch.providers.base import Provider
     from vlmbatch.rundir import RunDir
-    from vlmbatch.slurm.options import Job, SlurmOptions
+    from vlmbatch.slurm.options import SlurmOptions, Submission
 
 _SHORTEST_MINUTES: Final = 3
 """A task stops sending 90 seconds before its limit, and SLURM may say so a minute early."""
@@ -27,24 +27,24 @@ _FILLED_IN: Final = re.compile(r"%\w|%%|\\")
 """What SLURM makes something else of in the path of a log."""
 
 
-def check(run: RunDir, provider: Provider, job: Job) -> None:
+def check(run: RunDir, provider: Provider, submission: Submission, environ: Mapping[str, str]) -> None:
     """Refuse what makes no sense on a cluster, or at all.
 
     Raises:
         InputError: As it says.
     """
-    wrong = [sentence for sentence, holds in _rules(job).items() if holds]
+    wrong = [sentence for sentence, holds in _rules(submission).items() if holds]
     if wrong:
         raise InputError("; ".join(wrong), hint="docs/how-to/cluster.md shows what goes with --slurm")
-    check_options(job.send)
-    if job.send.serve is not None:
-        job.send.serve.words(model=run.info["model"], port=0)
-    _check_place(os.path.abspath(job.run))
-    _check_sending(run, provider, job)
+    check_run(run, submission.send)
+    if submission.send.serve is not None:
+        submission.send.serve.words(model=run.info["model"], port=0)
+    _check_place(os.path.abspath(submission.run))
+    _check_sending(run, provider, submission, environ)
 
 
-def _rules(job: Job) -> dict[str, bool]:
-    slurm, options = job.slurm, job.send
+def _rules(submission: Submission) -> dict[str, bool]:
+    slurm, options = submission.slurm, submission.send
     is_time = slurm.time is None or TIME.fullmatch(slurm.time) is not None
     return {
         "--slurm must be positive": slurm.tasks < 1,
@@ -86,28 +86,39 @@ def _check_place(path: str) -> None:
         )
 
 
-def _check_sending(run: RunDir, provider: Provider, job: Job) -> None:
+def _check_sending(run: RunDir, provider: Provider, submission: Submission, environ: Mapping[str, str]) -> None:
     """Check that the tasks have somewhere to send to, and the key that this takes."""
     from vlmbatch.stages.running.sending import need_key
     from vlmbatch.transport import check_base_url
 
-    given = tuple(map(check_base_url, job.send.base_urls))
-    is_served = job.send.serve is not None
+    given = tuple(map(_plain, map(check_base_url, submission.send.base_urls)))
+    is_served = submission.send.serve is not None
     urls = given if given or is_served else (provider.default_base_url(),)
     for url in urls:
         provider.endpoint(run.info["request"]["url"], url)
-    if job.key_file is not None or not _hands_on(job.slurm.sbatch):
-        if job.key_env is not None:  # what is no name must not travel
-            keys.read_key({}, (job.key_env,), is_required=False, tell=_say_nothing)
+    if submission.key_file is not None or not _hands_on(submission.slurm.sbatch, environ):
+        if submission.key_env is not None:  # what is no name must not travel
+            keys.read_key({}, (submission.key_env,), is_required=False, tell=_say_nothing)
         return
-    key = keys.key_for_run(provider, urls, os.environ, name=job.key_env, is_served=is_served, tell=_say_nothing)
+    key = keys.key_for_run(provider, urls, environ, name=submission.key_env, is_served=is_served, tell=_say_nothing)
     if not is_served:
         need_key(provider, urls, key)
 
 
-def _hands_on(sbatch: Mapping[str, str | bool]) -> bool:
+def _plain(url: str) -> str:
+    """Return a base URL that may be written down, as what travels to the cluster is."""
+    shown = re.split(r"[?#]", url)[0]
+    if shown != url:
+        raise InputError(
+            f"the base URL {shown} has something behind it that can be secret, and would be kept in the run folder",
+            hint="leave it out: a key belongs into an environment variable, named by --api-key-env",
+        )
+    return url
+
+
+def _hands_on(sbatch: Mapping[str, str | bool], environ: Mapping[str, str]) -> bool:
     """Say whether the tasks' environment is this one, as it is unless somebody says otherwise."""
-    return "export" not in sbatch and "SBATCH_EXPORT" not in os.environ
+    return "export" not in sbatch and "SBATCH_EXPORT" not in environ
 
 
 def _say_nothing(_: str) -> None:

@@ -48,7 +48,7 @@ class SlurmOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class Submission:
     """What travels to the cluster: names and settings, never a key.
 
     Attributes:
@@ -77,6 +77,7 @@ class Submitted:
         folder: Where scripts and logs are.
         behind: Jobs of this run that had not ended and are waited for.
         merges: Whether the run is collected at the end.
+        retries: How often parts that are still open then are queued again.
     """
 
     array: str | None
@@ -85,3 +86,4 @@ class Submitted:
     folder: str
     behind: tuple[str, ...] = ()
     merges: bool = False
+    retries: int = 0

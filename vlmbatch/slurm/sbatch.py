@@ -1,21 +1,19 @@
-"""SLURM's side: options in sbatch's words, the variables that it hears, its refusals, and what it has in its queue."""
+"""SLURM's side: its tools, options in sbatch's words, the variables that it hears, and what it has in its queue."""
 
 from __future__ import annotations
 
-import contextlib
-import io
+import importlib.util
 import os
 import re
 import shlex
 import shutil
 import subprocess
-import sys
 from typing import TYPE_CHECKING, Any, Final
 
 from vlmbatch.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Mapping, Sequence
 
     from vlmbatch.slurm.options import SlurmOptions
 
@@ -25,6 +23,9 @@ TIME: Final = re.compile(r"([0-9]+-)?[0-9]+(:[0-9]+){0,2}")
 _DEFAULT_MINUTES: Final = 60
 _FOLLOW_MINUTES: Final = 60
 _SQUEUE_TIMEOUT_S: Final = 60.0
+
+_OF_A_JOB: Final = ("SLURM_", "SLURMD_", "SRUN_", "SBATCH_", "SUBMITIT_")
+"""Beginnings of the variables that SLURM and submitit set in a job."""
 
 _WHERE_SLURM_IS: Final = ("SLURM_CONF", "SLURM_CLUSTERS")
 _SAID_ALWAYS: Final = ("array", "error", "job-name", "open-mode", "output", "signal", "wait")
@@ -39,39 +40,24 @@ _OF_TASKS: Final = (
 """Beginnings of options that say how much a task needs, or when it starts: nothing for the small job behind them."""
 
 
-def library() -> Any:
-    """Return submitit.
+def check_tools(environ: Mapping[str, str]) -> None:
+    """See that jobs can be queued from here.
 
     Raises:
-        InputError: It is not installed, or this machine cannot queue jobs.
+        InputError: Submitit is not installed, or this machine knows no SLURM.
     """
-    try:
-        import submitit
-        import submitit.helpers
-    except ImportError:
-        raise InputError(
-            "--slurm needs submitit, which is not installed", hint="pip install 'vlmbatch[slurm]'"
-        ) from None
-    missing = [name for name in ("sbatch", "srun") if shutil.which(name) is None]
+    if importlib.util.find_spec("submitit") is None:
+        raise InputError("--slurm needs submitit, which is not installed", hint="pip install 'vlmbatch[slurm]'")
+    path = environ.get("PATH", os.defpath)
+    missing = [name for name in ("sbatch", "srun", "squeue") if shutil.which(name, path=path) is None]
     if missing:
         raise InputError(
-            f"--slurm: {' and '.join(missing)} cannot be found, so nothing can be queued from here",
+            f"--slurm: {', '.join(missing)} cannot be found, so nothing can be queued from here",
             hint="give the command on a login node of the cluster",
         )
-    return submitit
 
 
 # --- options ---------------------------------------------------------------------------------------------------------
-
-
-def executor(submitit: Any, folder: str, parameters: dict[str, Any]) -> Any:
-    """Return what queues jobs with these parameters.
-
-    Tasks use the Python of this process; what lies about in the folder from where it was called is none of its modules.
-    """
-    made = submitit.SlurmExecutor(folder=folder, python=f"{shlex.quote(sys.executable)} -P")
-    made.update_parameters(**parameters)
-    return made
 
 
 def parameters(slurm: SlurmOptions, behind: Sequence[str]) -> dict[str, Any]:
@@ -155,21 +141,16 @@ def minutes(time: str | None) -> int:
 # --- variables -------------------------------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def environment(submitit: Any, slurm: SlurmOptions) -> Iterator[None]:
-    """Hide from sbatch what would displace what is said to it.
+def environment(environ: Mapping[str, str], slurm: SlurmOptions) -> dict[str, str]:
+    """Return an environment without what would displace in sbatch what is said to it.
 
-    It prefers its variables (``SBATCH_ACCOUNT`` ...) to the lines of a script: those of what is said here are hidden,
+    It prefers its variables (``SBATCH_ACCOUNT`` ...) to the lines of a script: those of what is said here are left out,
     all others are the user's and stay. A job that queues jobs must not hand its own settings (``SLURM_...``) down.
     """
-    with contextlib.ExitStack() as stack:
-        if "SLURM_JOB_ID" in os.environ:
-            kept = {name: value for name, value in os.environ.items() if _is_users(name)}
-            stack.enter_context(submitit.helpers.clean_env())
-            os.environ.update(kept)
-        hidden = {name: os.environ.pop(name) for name in _displacing(slurm) if name in os.environ}
-        stack.callback(os.environ.update, hidden)
-        yield
+    hidden = {*_displacing(slurm)}
+    if "SLURM_JOB_ID" in environ:
+        hidden |= {name for name in environ if name.startswith(_OF_A_JOB) and not _is_users(name)}
+    return {name: value for name, value in environ.items() if name not in hidden}
 
 
 def _is_users(name: str) -> bool:
@@ -192,42 +173,41 @@ def _displacing(slurm: SlurmOptions) -> list[str]:
 # --- the queue -------------------------------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def refusals(submitit: Any) -> Iterator[None]:
-    """Make an error of ours of what sbatch says when it takes a job not; nothing else of it is shown.
+def at_work(folder: str, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the jobs whose scripts lie in a folder and that have not ended, whoever queued them, but for the asking.
 
     Raises:
-        InputError: It took none.
+        InputError: SLURM does not say.
     """
-    errors = submitit.core.utils
+    # --all: partitions that are hidden, too; variables of squeue's own would leave jobs out.
+    command = ["squeue", "--all", "--noheader", "--format=%F|%o"]
+    env = {name: value for name, value in environ.items() if not name.startswith("SQUEUE_")}
     try:
-        with contextlib.redirect_stderr(io.StringIO()):
-            yield
-    except (errors.FailedJobError, errors.FailedSubmissionError, RuntimeError) as error:
-        lines = [line.removeprefix("sbatch:").strip() for line in str(error).splitlines()]
-        said = "; ".join(line.removeprefix("error: ") for line in lines if line and not line.startswith("Try "))
-        raise InputError(
-            f"SLURM took no job: {said or type(error).__name__}", hint="check partition, account and limits"
-        ) from None
-
-
-def at_work(folder: str) -> tuple[str, ...]:
-    """Return the jobs whose scripts lie in a folder and that have not ended, but for the one that asks."""
-    asking = os.environ.get("SLURM_JOB_ID")
-    command = ["squeue", "--noheader", f"--user={os.getuid()}", "--format=%F|%o"]
-    try:
-        told = subprocess.run(command, capture_output=True, timeout=_SQUEUE_TIMEOUT_S, check=False).stdout  # noqa: S603
-    except (OSError, subprocess.TimeoutExpired):
-        return ()
-    place = os.path.realpath(folder)
-    jobs = (line.partition("|") for line in os.fsdecode(told).splitlines())
+        done = subprocess.run(command, capture_output=True, timeout=_SQUEUE_TIMEOUT_S, check=False, env=env)  # noqa: S603
+    except subprocess.TimeoutExpired:
+        raise _unknown(f"squeue did not answer within {_SQUEUE_TIMEOUT_S:.0f} s") from None
+    except OSError as error:
+        raise _unknown(f"squeue: {error.strerror or error}") from None
+    if done.returncode != 0:
+        raise _unknown("; ".join(os.fsdecode(done.stderr).split("\n")).strip("; ") or f"status {done.returncode}")
+    asking, place = environ.get("SLURM_JOB_ID"), os.path.realpath(folder)
+    jobs = (line.partition("|") for line in os.fsdecode(done.stdout).split("\n"))
     return tuple(
         dict.fromkeys(
-            job for job, _, script in jobs if job != asking and os.path.realpath(os.path.dirname(script)) == place
+            job
+            for job, _, script in jobs
+            if script and job != asking and os.path.realpath(os.path.dirname(script)) == place
         )
     )
 
 
-def cancel(job: str) -> None:
+def _unknown(why: str) -> InputError:
+    return InputError(
+        f"SLURM does not say what it has in the queue, so this run's rows may be at work already: {why}",
+        hint="nothing was queued; give the command again when squeue answers",
+    )
+
+
+def cancel(job: str, environ: Mapping[str, str]) -> None:
     """Take a job out of the queue again."""
-    subprocess.run(["scancel", job], capture_output=True, check=False)  # noqa: S603, S607
+    subprocess.run(["scancel", job], capture_output=True, check=False, env={**environ})  # noqa: S603, S607
