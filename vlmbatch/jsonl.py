@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import BinaryIO
 
+    from typing_extensions import Buffer
+
 Fragment = orjson.Fragment
 """JSON that is spliced as it stands, never serialised a second time."""
 
@@ -156,10 +158,54 @@ def fsync_dir(path: str) -> None:
 
 
 def finish(file: BinaryIO) -> None:
-    """Flush a file to the disk and close it."""
-    file.flush()
-    os.fsync(file.fileno())
-    file.close()
+    """Flush a file to the disk and close it; an error names it."""
+    with named(str(file.name)):
+        file.flush()
+        os.fsync(file.fileno())
+        file.close()
+
+
+class _Named(io.FileIO):
+    """A file whose errors name it (or ``name``): the system's word for a full disk does not say which file it was."""
+
+    def __init__(self, path: str, mode: str, name: str | None = None) -> None:
+        self._told = name or path
+        with named(self._told):
+            super().__init__(path, mode)
+
+    def write(self, data: Buffer) -> int:
+        """Write; as :class:`io.FileIO` does, perhaps not all."""
+        with named(self._told):
+            return super().write(data)
+
+    def sync(self) -> None:
+        """Wait until the disk has what was written."""
+        with named(self._told):
+            os.fsync(self.fileno())
+
+
+@contextlib.contextmanager
+def named(path: str) -> Iterator[None]:
+    """Let an error of the system that comes out of the block name a file or folder."""
+    try:
+        yield
+    except OSError as error:
+        error.filename, error.filename2 = path, None
+        raise
+
+
+@contextlib.contextmanager
+def new_file(path: str) -> Iterator[BinaryIO]:
+    """Create a file, which must not exist, for writing in pieces; the disk has it when the block ends.
+
+    Raises:
+        OSError: It could not be written; the error names it.
+    """
+    raw = _Named(path, "x")
+    with io.BufferedWriter(raw, _CHUNK) as file:
+        yield file
+        file.flush()
+        raw.sync()
 
 
 def write_atomic(path: str, data: bytes, *, durable: bool = True) -> None:
@@ -171,7 +217,7 @@ def write_atomic(path: str, data: bytes, *, durable: bool = True) -> None:
         durable: Whether to wait until the disk has it (a progress snapshot need not).
 
     Raises:
-        OSError: It could not be written; the old file stands and no temporary file is left.
+        OSError: It could not be written; the error names the file, the old one stands and no temporary one is left.
     """
     with atomic_writer(path, durable=durable) as file:
         file.write(data)
@@ -191,12 +237,14 @@ def atomic_writer(path: str, *, durable: bool = True) -> Iterator[BinaryIO]:
     folder = os.path.dirname(path)
     temporary = os.path.join(folder, f".{os.path.basename(path)}.{secrets.token_hex(4)}.tmp")
     try:
-        with open(temporary, "xb", buffering=_CHUNK) as file:
+        raw = _Named(temporary, "x", path)
+        with io.BufferedWriter(raw, _CHUNK) as file:
             yield file
             file.flush()
             if durable:
-                os.fsync(file.fileno())
-        os.replace(temporary, path)
+                raw.sync()
+        with named(path):
+            os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
@@ -214,7 +262,7 @@ class Appender:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self._file = open(path, "ab", buffering=0)  # noqa: SIM115  (closed by close())
+        self._file = _Named(path, "a")
         self._dirty = False
         try:
             self._end_torn_line()
@@ -256,7 +304,7 @@ class Appender:
         """Wait until the disk has every line appended so far."""
         if self._dirty:
             self._dirty = False  # before: what is appended meanwhile is for the next time
-            os.fsync(self._file.fileno())
+            self._file.sync()
 
     def close(self) -> None:
         """Sync and close; harmless when closed already."""

@@ -10,7 +10,7 @@ import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from vlmbatch import jsonl
+from vlmbatch import jsonl, replacing
 from vlmbatch.records import PROGRESS_SCHEMA
 
 if TYPE_CHECKING:
@@ -99,7 +99,10 @@ class ProgressFileReporter:
 
 
 def _replace(path: str, data: bytes) -> None:
-    """Replace a file, but no device, pipe or folder: a run as root would take /dev/null from everybody."""
+    """Replace a progress file, but nothing else: a run as root would take /dev/null from everybody."""
     if os.path.exists(path) and not os.path.isfile(path):
         raise OSError(errno.EINVAL, "not a regular file")
+    why = replacing.why_not(path, replacing.STATE)
+    if why:
+        raise OSError(errno.EEXIST, why)
     jsonl.write_atomic(path, data, durable=False)

@@ -126,13 +126,26 @@ def test_other_stages_say_that_they_write_into_a_sealed_folder(tmp_path: Path) -
     def said() -> list[bool]:
         events.clear()
         warnings = estimate(run, EstimateOptions(), now="2026-05-01T10:00:00Z").warnings
-        send(run, RunOptions(rehearsal=True), key=None, on_event=events.append)
+        send(run, RunOptions(rehearsal=True, resume=False), key=None, on_event=events.append)
         return [SEAL_BROKEN in warnings, SEAL_BROKEN in [one.message for one in events if one.kind == "warning"]]
 
     assert said() == [False, False]
     archive.seal(run)
     assert said() == [True, True]
     assert verify(run.path)[0] == 1
+
+
+def test_run_that_sends_nothing_leaves_the_seal_whole(tmp_path: Path) -> None:
+    """With all rows answered, or without a key, nothing is written, so that nothing is said of the seal either."""
+    run = _run(tmp_path / "run")
+    send(run, RunOptions(rehearsal=True, resume=False), key=None)
+    archive.seal(run)
+    events: list[Event] = []
+    assert send(run, RunOptions(rehearsal=True), key=None, on_event=events.append).to_send == 0
+    with pytest.raises(InputError, match="no API key"):
+        send(run, RunOptions(resume=False), key=None, on_event=events.append)
+    assert SEAL_BROKEN not in [event.message for event in events]
+    assert verify(run.path)[0] == 0
 
 
 def test_no_seal_is_set_on_damage(tmp_path: Path) -> None:
@@ -372,3 +385,25 @@ def test_what_the_seal_does_not_list_is_found_or_told(tmp_path: Path) -> None:
     code, said = verify(run.path)
     assert code == 1
     assert "'more' is not listed" in said
+
+
+@pytest.mark.parametrize(("encoding", "shown"), [("utf-8", "bücher.txt"), ("ascii", "b\\xfccher.txt")])
+def test_script_prints_names_readably_and_lets_none_steer_the_terminal(
+    encoding: str, shown: str, tmp_path: Path
+) -> None:
+    """Umlauts stand as they are where stdout has them; what a terminal would obey is escaped anyway."""
+    run = _run(tmp_path / "run")
+    archive.seal(run)
+    for name in ("bücher.txt", "\x1b[2Jgone.txt", "\u202etxt.exe"):
+        (tmp_path / "run" / name).touch()
+    done = subprocess.run(
+        [sys.executable, "-S", run.file("verify.py")],
+        capture_output=True,
+        env={"PYTHONIOENCODING": encoding},
+        check=False,
+    )
+    said = done.stdout.decode(encoding)
+    assert shown in said
+    assert "\\x1b[2Jgone.txt" in said
+    assert "\\u202etxt.exe" in said
+    assert not {"\x1b", "\u202e"} & set(said)

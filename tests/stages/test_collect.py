@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.stages.result_runs import attempt, completion, failed, make_run, records, write_results
+from tests.stages.result_runs import EARLIER, attempt, completion, failed, make_run, records, write_results
 from vlmbatch import jsonl, providers
 from vlmbatch.errors import InputError, IntegrityError, VlmbatchError
 from vlmbatch.journal import in_flight
@@ -334,7 +335,7 @@ def test_output_through_a_link_goes_where_the_link_leads(run: RunDir, tmp_path: 
     """The link stays one, what it points to is replaced whole, and nothing else is left beside either."""
     far = tmp_path / "far"
     far.mkdir()
-    (far / "there.jsonl").write_bytes(b"old\n")
+    (far / "there.jsonl").write_bytes(EARLIER)
     names = {"write": "merged.jsonl", "rows": "rows.jsonl", "csv": "t.csv", "retry_ids": "ids.txt"}
     for name in names.values():
         Path(run.file(name)).symlink_to(far / ("there.jsonl" if name == "merged.jsonl" else name))
@@ -415,7 +416,7 @@ def test_a_failure_while_writing_leaves_the_old_files(run: RunDir, monkeypatch: 
     """Where the pass breaks off, no output is half new: the old ones stand and no scratch file is left."""
     write_results(run, "a.jsonl", [attempt(run, 0, completion("a"))])
     write, rows = Path(run.file("merged.jsonl")), Path(run.file("rows.jsonl"))
-    write.write_bytes(b"old\n")
+    write.write_bytes(EARLIER)
 
     def broken(*_: Any) -> Any:
         raise OSError(28, "No space left on device")
@@ -424,8 +425,75 @@ def test_a_failure_while_writing_leaves_the_old_files(run: RunDir, monkeypatch: 
     names = sorted(os.listdir(run.path))
     with pytest.raises(OSError, match="No space"):
         collect(run, (), CollectOptions(write=str(write), rows=str(rows)))
-    assert write.read_bytes() == b"old\n"
+    assert write.read_bytes() == EARLIER
     assert sorted(os.listdir(run.path)) == names
+
+
+REHEARSED = {"rehearsal": True}
+
+
+@pytest.mark.parametrize(
+    ("name", "rehearsal", "said"),
+    [
+        ("mine.jsonl", False, "holds a rehearsal"),
+        ("real.jsonl", True, "holds real answers"),
+        ("run/results/rehearsal-1.jsonl", False, "holds a rehearsal"),
+        ("run/results/run.jsonl", True, "holds real answers"),
+        ("run/manifest.jsonl", False, "no line that is an attempt"),
+        ("run/shards/00000.jsonl", False, "no line that is an attempt"),
+        ("run/inputs/prompt.txt", False, "no line that is an attempt"),
+        ("torn.jsonl", False, "no line that is an attempt"),
+    ],
+)
+def test_named_file_without_results_is_refused(
+    name: str, rehearsal: bool, said: str, run: RunDir, tmp_path: Path
+) -> None:
+    """What the user named is never passed over without a word: the file is named, and why; nothing is written."""
+    write_results(run, "run.jsonl", [attempt(run, 0, completion("a"))])
+    write_results(run, "rehearsal-1.jsonl", [attempt(run, 0, completion("a"), **REHEARSED)])
+    (tmp_path / "mine.jsonl").write_bytes(jsonl.dumps(attempt(run, 0, completion("a"), **REHEARSED)) + b"\n")
+    (tmp_path / "real.jsonl").write_bytes(jsonl.dumps(attempt(run, 0, completion("a"))) + b"\n")
+    (tmp_path / "torn.jsonl").write_bytes(b'{"custom_id": "t0f')
+    write = tmp_path / "out.jsonl"
+    with pytest.raises(InputError) as caught:
+        collect(run, [str(tmp_path / name)], CollectOptions(write=str(write), rehearsal=rehearsal))
+    assert (caught.value.problems[0].where, said in str(caught.value.problems[0])) == (str(tmp_path / name), True)
+    assert not write.exists()
+
+
+def test_named_rehearsal_of_another_name_is_read_where_it_is_asked_for(run: RunDir, tmp_path: Path) -> None:
+    """Its lines say what they are; a pattern that names the real ones as well leaves them out."""
+    write_results(run, "run.jsonl", [attempt(run, 0, completion("real"))])
+    mine = tmp_path / "mine.jsonl"
+    mine.write_bytes(jsonl.dumps(attempt(run, 1, completion("made up"), **REHEARSED)) + b"\n")
+    merged = _collect(run, str(mine), run.file("results/run.jsonl"), rehearsal=True)
+    assert [record["text"] for record in merged] == [None, "made up", None]
+
+
+def test_file_of_results_that_a_crash_left_without_a_whole_line_is_let_be(run: RunDir, tmp_path: Path) -> None:
+    """A pattern names it too; an empty file is told of."""
+    whole = write_results(run, "a.jsonl", [attempt(run, 0, completion("a"))])
+    torn = write_results(run, "b.jsonl", [b'{"custom_id": "t0f'])
+    empty = write_results(run, "c.jsonl", [])
+    told = collect(run, [whole, torn, empty])
+    assert told.summary["counts"]["ok"] == 1
+    assert told.warnings[0] == "results/c.jsonl is empty"
+
+
+def test_full_disk_is_named_whichever_file_it_strikes(run: RunDir, tmp_path: Path) -> None:
+    """Records, a table, or the scratch data between: the error says which file had no room."""
+    write_results(run, "a.jsonl", [attempt(run, 0, completion("a" * 3_000_000))])
+    outputs = {"write": str(tmp_path / "m.jsonl"), "rows": str(tmp_path / "rows.jsonl"), "csv": str(tmp_path / "t.csv")}
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for size, named in ((1 << 20, {str(tmp_path)}), (4 << 20, set(outputs.values()))):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+        try:
+            with pytest.raises(OSError, match="too large") as told:
+                collect(run, (), CollectOptions(**outputs))  # type: ignore[arg-type]
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        assert told.value.filename in named
+    assert os.listdir(tmp_path) == ["run"]
 
 
 # --- what may be sent again ----------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.stages.result_runs import fill_in, make_run, records
+from tests.stages.result_runs import EARLIER, fill_in, make_run, records
 from vlmbatch.errors import IntegrityError
 from vlmbatch.stages.collect import CollectOptions, collect
 
@@ -42,12 +42,12 @@ def test_collect_trouble_case_ends_as_reported_cases_should(case: dict[str, Any]
     run = make_run(tmp_path / "run", setup["rows"], provider=setup.get("provider", "openai"))
     _place(run, case)
     write, again = run.file("merged.jsonl"), str(tmp_path / "again.txt")
-    Path(write).write_bytes(b"old\n")
+    Path(write).write_bytes(EARLIER)
     options = CollectOptions(write=write, retry_ids=again)
     if check["exit"] == 3:
         with pytest.raises(IntegrityError):
             collect(run, (), options)
-        assert Path(write).read_bytes() == b"old\n"
+        assert Path(write).read_bytes() == EARLIER
         assert not os.path.exists(again)
         return
     result = collect(run, (), options)

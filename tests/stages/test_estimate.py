@@ -318,11 +318,12 @@ def test_folder_that_cannot_be_written_still_gives_numbers(tmp_path: Path) -> No
     assert any("not on record" in warning for warning in result.warnings)
 
 
-def test_missing_shards_do_not_stop_an_estimate(tmp_path: Path) -> None:
-    """A folder without its shards can still be priced: text then includes the frame of the bodies."""
+def test_redacted_copy_without_shards_can_be_priced(tmp_path: Path) -> None:
+    """It says itself that they are left out; text then includes the frame of the bodies."""
     run = make_run(tmp_path / "run", 3, detail=None)
     whole = run_estimate(run)
     os.unlink(run.file("shards/00000.jsonl"))
+    Path(run.file("REDACTED.json")).write_bytes(b"{}")
     bare = run_estimate(run)
     assert bare.load.image_tokens == whole.load.image_tokens
     assert bare.text_tokens > whole.text_tokens
@@ -372,3 +373,51 @@ def test_one_size_is_answered_without_a_run() -> None:
     with pytest.raises(InputError):
         estimate_size(0, 768, "test-vlm-1", EstimateOptions())
     assert jsonl.dumps(known)
+
+
+# --- what is refused before anything is reckoned -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_folder_that_was_copied_in_part_is_not_reckoned(is_there: bool, tmp_path: Path) -> None:
+    """A shard that is cut or missing is an integrity fault that names it; nothing goes on record."""
+    run = make_run(tmp_path / "run", 3)
+    shard = Path(run.file("shards/00000.jsonl"))
+    shard.parent.chmod(0o755)
+    shard.chmod(0o644)
+    if is_there:
+        shard.write_bytes(shard.read_bytes()[:-10])
+    else:
+        shard.unlink()
+    with pytest.raises(IntegrityError) as caught:
+        run_estimate(run)
+    assert [problem.where for problem in caught.value.problems] == ["shards/00000.jsonl"]
+    assert not os.path.exists(run.file("estimates.jsonl"))
+
+
+@pytest.mark.parametrize(
+    "given_prices",
+    [
+        {"price_in": "1"},
+        {"price_out": "1"},
+        {"price_cached": "1"},
+        {"batch_discount": "0.5"},
+        {"price_batch_in": "1"},
+        {"price_batch_out": "1"},
+        {"price_in": "1", "price_out": "2", "price_batch_in": "1"},
+    ],
+)
+def test_price_that_prices_nothing_is_refused(given_prices: dict[str, str], tmp_path: Path) -> None:
+    """An estimate that silently tells no price is none; nothing goes on record."""
+    run = make_run(tmp_path / "run", 1)
+    with pytest.raises(InputError, match="prices nothing"):
+        run_estimate(run, prices=Prices.typed(**given_prices))
+    assert not os.path.exists(run.file("estimates.jsonl"))
+
+
+@pytest.mark.parametrize("day", ["yesterday", "30.11.2026", "2026-02-30", "20261130", "2026-11", ""])
+def test_price_date_has_to_be_a_day(day: str, tmp_path: Path) -> None:
+    """The day goes on record for reviewers: one way to write it."""
+    prices = Prices.typed(price_in="1", price_out="2", price_date=day)
+    with pytest.raises(InputError, match="--price-date"):
+        run_estimate(make_run(tmp_path / "run", 1), prices=prices)

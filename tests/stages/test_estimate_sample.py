@@ -17,6 +17,7 @@ from vlmbatch import jsonl
 from vlmbatch.cli.estimate_text import show
 from vlmbatch.errors import InputError, IntegrityError
 from vlmbatch.prices import Prices
+from vlmbatch.stages.collect import collect
 from vlmbatch.stages.estimate import estimate
 from vlmbatch.stages.estimating.options import EstimateOptions, EstimateResult
 
@@ -322,3 +323,15 @@ def test_record_names_sample_files_by_hash(tmp_path: Path) -> None:
     assert next(check["name"] for check in record["verdict"]) == "request shape accepted"
     assert record["receipts"]["arrived"] == 30
     assert json.loads(Path(run.file("estimates.jsonl")).read_text()) == json.loads(jsonl.dumps(record))
+
+
+def test_foreign_results_are_named_by_the_first_few(tmp_path: Path) -> None:
+    """A whole file of another run is told with its count and five of its lines, as collect tells it."""
+    run, other = make_run(tmp_path / "run", 3), make_run(tmp_path / "other", 30)
+    path = bill(other, [Billed()] * 30)
+    with pytest.raises(IntegrityError, match="not answers to this run") as caught:
+        calibrate(run, path)
+    assert len(caught.value.problems) == 5
+    with pytest.raises(IntegrityError) as collected:
+        collect(run, [path])
+    assert collected.value.problems == caught.value.problems

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from tests.stages.made_runs import PROMPT, Made, make_run, picture, read_summary
 from vlmbatch import jsonl
 from vlmbatch.errors import IntegrityError
-from vlmbatch.records import Event, Status
+from vlmbatch.records import Event, Status, no_usage
 from vlmbatch.stages.report import ReportOptions, write_report
 from vlmbatch.stages.reporting import inline, pages, survey
 
@@ -196,7 +196,8 @@ def test_records_of_another_run_are_refused(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", [Made(), Made()])
     other = make_run(tmp_path / "other", [Made(image=picture(7)), Made(image=picture(8))])
     page = Path(run.file("report.html"))
-    page.write_bytes(b"older")
+    older = b"<!doctype html><title>an older vlmbatch report</title>"
+    page.write_bytes(older)
     fewer = tmp_path / "fewer.jsonl"
     fewer.write_bytes(Path(run.file("merged.jsonl")).read_bytes().splitlines(keepends=True)[0])
     torn = tmp_path / "torn.jsonl"
@@ -204,7 +205,7 @@ def test_records_of_another_run_are_refused(tmp_path: Path) -> None:
     for records in (other.file("merged.jsonl"), str(fewer), str(torn)):
         with pytest.raises(IntegrityError):
             write_report(run, records=records, summary=read_summary(run))
-    assert page.read_bytes() == b"older"
+    assert page.read_bytes() == older
     assert sorted(path.name for path in page.parent.iterdir() if path.name.startswith(".")) == []
 
 
@@ -241,6 +242,47 @@ def test_rehearsal_is_marked(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", [Made()])
     summary = {**read_summary(run), "rehearsal": True}
     assert Page(write_report(run, records=run.file("merged.jsonl"), summary=summary)).meta["rehearsal"] is True
+
+
+def test_rejected_inputs_are_told_on_the_overview(tmp_path: Path) -> None:
+    """How many there were, and why, even where the file that names them was left out of the folder."""
+    run = make_run(tmp_path / "run", [Made(), Made()])
+    info: Any = run.info
+    info["counts"]["rejected"], info["source"]["count"] = 3, 5
+    info["rejected"] = {"file": "rejected.jsonl", "sha256": "", "bytes": 1}
+    assert "2 requests of 5 inputs; 3 rejected." in _write(run).meta["notes"]
+    codes = ("too_large", "not_an_image", "too_large")
+    lines = [{"index": n, "reason": {"code": code}} for n, code in enumerate(codes)]
+    Path(run.file("rejected.jsonl")).write_bytes(b"".join(jsonl.dumps(line) + b"\n" for line in lines))
+    said = "2 requests of 5 inputs; 3 rejected: too_large (2), not_an_image (1)."
+    assert said in _write(run).meta["notes"]
+    info["counts"]["rejected"] = 0
+    assert not any("rejected" in note for note in _write(run).meta["notes"])
+
+
+def test_record_shows_what_it_cost_at_the_runs_prices(tmp_path: Path) -> None:
+    """All its attempts count, as they do in the run's sum; where no price or no usage is told, no cost is."""
+    beaten = {"source_file": "a", "source_line": 1, "status": "http_error", "channel": "realtime"}
+    used, none = no_usage() | {"input_tokens": 1000, "output_tokens": 100}, no_usage()
+    made = [
+        Made(record={"usage": used}),
+        Made(record={"usage": used, "superseded": [beaten | {"usage": used}, beaten | {"usage": none}]}),
+        Made(record={"usage": none}),
+        Made(record={"usage": used, "channel": None}),
+    ]
+    run = make_run(tmp_path / "run", made)
+    assert [row["cost"] for row in _write(run).rows()] == ["0.0035", "0.007", None, None]
+    summary = read_summary(run)
+    summary["cost"]["prices"] = None
+    page = Page(write_report(run, records=run.file("merged.jsonl"), summary=summary))
+    assert {row["cost"] for row in page.rows()} == {None}
+
+
+def test_page_knows_how_many_were_answered(tmp_path: Path) -> None:
+    """So that it does not call all of them a random draw."""
+    run = make_run(tmp_path / "run", [Made(), Made(status=Status.MISSING), Made(status=Status.REFUSAL)])
+    meta = _write(run).meta
+    assert (meta["answered"], len(meta["sample"])) == (2, 2)
 
 
 # --- small parts ---------------------------------------------------------------------------------------------

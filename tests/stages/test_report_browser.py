@@ -271,3 +271,29 @@ def test_keyboard_help_lists_every_key(browser: Browser, tmp_path: Path) -> None
     assert "j k next, previous record" in said
     assert "[object" not in said
     page.close()
+
+
+def test_tables_can_be_read_on_a_narrow_screen(browser: Browser, tmp_path: Path) -> None:
+    """At 500 pixels the table of tokens and cost fits; where one does not, its edge is shaded and a bar scrolls it."""
+    path = _report(tmp_path / "run", _plain(40))
+    page = browser.open(path, size=(500, 900))
+    widths = page.run(
+        "[...document.querySelectorAll('#sheet .scroll')].map((one) => one.scrollWidth - one.clientWidth)"
+    )
+    assert widths == [0] * len(widths)
+    assert "local" in page.run("getComputedStyle(document.querySelector('.scroll')).backgroundAttachment")
+    page.close()
+
+
+def test_sample_of_all_records_is_not_called_a_draw(browser: Browser, tmp_path: Path) -> None:
+    """All is all; a part is told with what it is drawn from; a record tells its cost."""
+    path = _report(tmp_path / "run", [Made() for _ in range(5)])
+    page = browser.open(path, "view=records")
+    page.wait("document.querySelector('#one .facts')")
+    assert "Cost, USD" in page.run("document.querySelector('#one .facts').textContent")
+    text = "document.getElementById('sheet').textContent"
+    assert "All 5 records that a model answered are in the review sample." in page.run(text)
+    page.close()
+    page = browser.open(_report(tmp_path / "part", [Made() for _ in range(5)], sample=2))
+    assert "2 of 5 answered records were drawn at random (seed 0)." in page.run(text)
+    page.close()

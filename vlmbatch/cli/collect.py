@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
-import shlex
+import re
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vlmbatch.cli.base import HelpAllOption, JsonOption, QuietOption, RunArgument, VerboseOption, finish, option
+from vlmbatch.cli.base import (
+    HelpAllOption,
+    JsonOption,
+    QuietOption,
+    RunArgument,
+    VerboseOption,
+    finish,
+    option,
+    started,
+)
 from vlmbatch.cli.handover import HandOver, print_hand_over, seal_warnings
-from vlmbatch.console import Console, Watch, out, safe, table
+from vlmbatch.cli.onward import after_collect
+from vlmbatch.console import Watch, out, safe, say, table
 from vlmbatch.errors import CheckFailed, Problem
+from vlmbatch.rundir import SEALED
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from vlmbatch.stages.collect import CollectResult
 
@@ -22,6 +34,8 @@ _READ = "How results are read"
 _CHECK = "What has to hold"
 _HAND_OVER = "Report and hand-over"
 _SHOWN_REASONS = 5
+_SENT_AGAIN = frozenset({"missing", "failed", "http_error", "network_error"})
+_CUT = frozenset({"at_cap", "truncated", "empty_at_cap"})
 
 EVERYDAY = (
     *("--write", "--rows", "--csv", "--parquet", "--retry-ids"),
@@ -120,7 +134,7 @@ def collect(
     )
     opened = Run.open(run)
     hand_over.check(opened.folder, write=write)
-    console = Console(quiet, verbose)
+    console = started(quiet, verbose)
     options = CollectOptions(
         write=write,
         rows=rows,
@@ -138,6 +152,7 @@ def collect(
         json_schema=json_schema,
         rehearsal=rehearsal,
         reviews=reviews,
+        seal=seal,
     )
     with Watch(console, "collecting") as watch:
         result = opened.collect(options, results or (), on_event=watch.on_event)
@@ -147,11 +162,15 @@ def collect(
     after = seal_warnings(result, told)
     for sentence in after:
         console.warning(sentence)
+    reading = {"--json-schema": json_schema, "--reviews": reviews}
+    flags = [*(results or ()), *(["--expect-json"] if expect_json else [])]
+    flags += [word for flag, value in reading.items() if value is not None for word in (flag, value)]
     data = _data(result, told) | {"warnings": [*result.warnings, *after]}
     if explain:
         _explain(result, explain, data, as_json=as_json)
         return
-    finish("collect", data, as_json=as_json, text=lambda: _print(result, told), failed=_failed(result))
+    text = partial(_print, result, told, flags)
+    finish("collect", data, as_json=as_json, quiet=quiet, text=text, failed=_failed(result))
 
 
 def _failed(result: CollectResult) -> CheckFailed | None:
@@ -160,8 +179,22 @@ def _failed(result: CollectResult) -> CheckFailed | None:
     if not failed:
         return None
     problems = [Problem("check", f"{check.detail}, asked {check.asked}", check.name) for check in failed]
-    hint = "--retry-ids names what is worth sending again; --require NAME… sets another bound"
+    hint = "; ".join(_hints([check.asked for check in failed], result.summary))
     return CheckFailed(f"{len(failed)} of {len(result.checks)} checks do not hold", hint=hint, problems=problems)
+
+
+def _hints(asked: Sequence[str], summary: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what helps, for the conditions that do not hold."""
+    metrics = {re.split("[<>=!]", condition)[0] for condition in asked}
+    if metrics & _SENT_AGAIN and summary["worth_sending_again"]:
+        yield "--retry-ids FILE names what is worth sending again"
+    if metrics & _CUT:
+        yield "--cap-ids FILE names what needs a new run with a higher --max-tokens"
+    if SEALED in metrics:
+        yield "fetch the folder as it was sealed, or see to it and seal it again with --seal"
+    if metrics - _SENT_AGAIN - _CUT - {SEALED}:
+        yield "--write FILE gives the records, each with its status and reason"
+    yield "--require NAME… sets another bound"
 
 
 def _data(result: CollectResult, told: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
@@ -183,7 +216,7 @@ def _explain(result: CollectResult, name: str, data: dict[str, Any], *, as_json:
 
     def text() -> None:
         out(f"{safe(name)} = {value}")
-        out(f"what: {query.words}")
+        say(f"what: {query.words}")
         out(f"query: {safe(query.command)}")
 
     finish("collect", data | {"explained": told}, as_json=as_json, text=text, failed=_failed(result))
@@ -192,11 +225,17 @@ def _explain(result: CollectResult, name: str, data: dict[str, Any], *, as_json:
 # --- for people ----------------------------------------------------------------------------------------------
 
 
-def _print(result: CollectResult, told: Mapping[str, Mapping[str, Any]]) -> None:
-    """Say what came of the run, what holds, and what may be done next."""
+def _print(result: CollectResult, told: Mapping[str, Mapping[str, Any]], flags: Sequence[str]) -> None:
+    """Say what came of the run, what holds, and what may be done next.
+
+    Args:
+        result: What collect found.
+        told: What the hand-over told.
+        flags: The words that decide what the records say: results files, and how answers are read.
+    """
     summary = result.summary
     if summary["rehearsal"]:
-        out("REHEARSAL: no model was asked; these answers are made up from the images' looks")
+        say("REHEARSAL: no model was asked; these answers are made up from the images' looks")
     out(_statuses(summary))
     _print_numbers(summary)
     if result.checks:
@@ -208,7 +247,7 @@ def _print(result: CollectResult, told: Mapping[str, Mapping[str, Any]]) -> None
         out(f"{flag.removeprefix('--')}: {safe(path)}")
     print_hand_over(told)
     out(f"fingerprint: {result.run.fingerprint}")
-    _print_next(result, summary)
+    after_collect(result, told, flags)
 
 
 def _statuses(summary: Mapping[str, Any]) -> str:
@@ -228,20 +267,20 @@ def _percent(count: int, of: int) -> str:
 def _print_numbers(summary: Mapping[str, Any]) -> None:
     for cause in summary["reasons"][:_SHOWN_REASONS]:
         if cause["reason"] and cause["status"] != "missing":
-            out(f"  {cause['count']:,} x {cause['status']}: {safe(cause['reason'])}")
+            say(f"  {cause['count']:,} x {cause['status']}: {safe(cause['reason'])}")
     used = sum(channel["input_tokens"] for channel in summary["tokens"].values())
     made = sum(channel["output_tokens"] for channel in summary["tokens"].values())
-    out(f"tokens: {used:,} in, {made:,} out, over {summary['attempts']['total']:,} attempts")
+    say(f"tokens: {used:,} in, {made:,} out, over {summary['attempts']['total']:,} attempts")
     cost = summary["cost"]
     if cost["total_usd"] is not None:
         bound = "at least " if cost["is_lower_bound"] else ""
         source = ", ".join(safe(text) for key in ("price_source", "price_date") if (text := cost["prices"][key]))
-        out(f"cost: {bound}USD {cost['total_usd']}{f' ({source})' if source else ''}")
+        say(f"cost: {bound}USD {cost['total_usd']}{f' ({source})' if source else ''}")
     latency = summary["latency_s"]
     if latency["count"]:
-        out(f"latency: half within {latency['p50']:.2f} s, 95 % within {latency['p95']:.2f} s")
+        say(f"latency: half within {latency['p50']:.2f} s, 95 % within {latency['p95']:.2f} s")
     if summary["models"]:
-        out(f"models: {', '.join(f'{safe(name)} ({count:,})' for name, count in summary['models'].items())}")
+        say(f"models: {', '.join(f'{safe(name)} ({count:,})' for name, count in summary['models'].items())}")
 
 
 def _print_comparison(comparison: Mapping[str, Any]) -> None:
@@ -254,7 +293,7 @@ def _print_comparison(comparison: Mapping[str, Any]) -> None:
     title = f"compared on {comparison['matched']:,} inputs that both runs have"
     out(table(("", "this run", comparison["run"]), rows, title=title, right="lrr"))
     agreement = comparison["agreement"]
-    out(f"equal answers: {agreement['equal']:,} of {agreement['both_ok']:,} where both are ok")
+    say(f"equal answers: {agreement['equal']:,} of {agreement['both_ok']:,} where both are ok")
     if comparison["fields"]:
         fields = comparison["fields"].items()
         rows = [(name, *(_rate(told[key]) for key in ("filled_here", "filled_there", "rate"))) for name, told in fields]
@@ -263,15 +302,3 @@ def _print_comparison(comparison: Mapping[str, Any]) -> None:
 
 def _rate(rate: float | None) -> str:
     return "" if rate is None else f"{100 * rate:.1f} %"
-
-
-def _print_next(result: CollectResult, summary: Mapping[str, Any]) -> None:
-    path = shlex.quote(safe(result.run.path))
-    again, capped = summary["worth_sending_again"], summary["needs_higher_limit"]
-    rehearsed = 0 if summary["rehearsal"] or summary["attempts"]["total"] else len(result.run.results(rehearsal=True))
-    if rehearsed:
-        out(f"left out: {rehearsed:,} rehearsal file(s), which count for nothing; --rehearsal reads them alone")
-    if again and not summary["rehearsal"]:
-        out(f"next: {again:,} request(s) are worth sending again: vlmbatch run {path}")
-    if capped:
-        out(f"next: {capped:,} request(s) need a new run with a higher --max-tokens; --cap-ids FILE names them")

@@ -7,8 +7,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vlmbatch.cli.base import HelpAllOption, JsonOption, QuietOption, VerboseOption, envelope, finish, option, out_json
-from vlmbatch.console import Console, Watch, out, safe
+from vlmbatch.cli.base import (
+    HelpAllOption,
+    JsonOption,
+    QuietOption,
+    VerboseOption,
+    envelope,
+    finish,
+    option,
+    out_json,
+    started,
+)
+from vlmbatch.console import Watch, safe, say
 from vlmbatch.errors import InputError
 
 if TYPE_CHECKING:
@@ -79,7 +89,7 @@ def estimate(
         str | None, option(_PRICE, "What the batch API takes off: 0.5 is half price.", metavar="PART")
     ] = None,
     price_source: Annotated[str | None, option(_PRICE, "Page where the prices stand.", metavar="URL")] = None,
-    price_date: Annotated[str | None, option(_PRICE, "Day on which they were read.", metavar="DAY")] = None,
+    price_date: Annotated[str | None, option(_PRICE, "Day on which they were read.", metavar="YYYY-MM-DD")] = None,
     price_file: Annotated[str | None, option(_PRICE, "All prices from a file, TOML or JSON.", metavar="FILE")] = None,
     shard_limit_bytes: Annotated[
         int | None, option(_SHARDS, "Bytes that a shard may have.", metavar="N", show_default="by the provider")
@@ -130,13 +140,14 @@ def estimate(
     elif model is not None or provider:
         raise InputError("--model and --provider go with --size", hint="a run's model stands in its run.json")
     else:
-        _whole_run(run_dir, options, Console(quiet, verbose), as_json=as_json)
+        _whole_run(run_dir, options, quiet, verbose, as_json=as_json)
 
 
-def _whole_run(run_dir: str, options: EstimateOptions, console: Console, *, as_json: bool) -> None:
+def _whole_run(run_dir: str, options: EstimateOptions, quiet: int, verbose: int, *, as_json: bool) -> None:
     from vlmbatch.api.run import Run
     from vlmbatch.cli.estimate_text import as_data, show
 
+    console = started(quiet, verbose)
     with Watch(console, "estimating") as watch:
         result = Run.open(run_dir).estimate(options, on_event=watch.on_event)
     for sentence in result.warnings:
@@ -145,6 +156,7 @@ def _whole_run(run_dir: str, options: EstimateOptions, console: Console, *, as_j
         "estimate",
         as_data(result),
         as_json=as_json,
+        quiet=quiet,
         text=lambda: show(result),
         failed=result.failure,
     )
@@ -168,7 +180,7 @@ def _one_size(
         whole = envelope("estimate", found, None)
         out_json({"tokens": found["tokens"], "scheme": found["scheme"], **whole})
         return
-    out(_size_line(found))
+    say(_size_line(found))
 
 
 def _size_line(found: dict[str, Any]) -> str:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from typing import TYPE_CHECKING, Any
 
-from vlmbatch.console import duration, number_bytes, out, safe, table
+from vlmbatch.console import duration, number_bytes, out, safe, table, wrapped
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,6 +58,11 @@ def show(result: EstimateResult) -> None:
     out("\n\n".join(block for block in blocks if block))
 
 
+def _prose(text: str) -> str:
+    """Return a sentence as a terminal shows it whole, broken between words."""
+    return wrapped(safe(text), sys.stdout)
+
+
 def _plan(result: EstimateResult) -> str:
     load, shards = result.load, result.run.info["shards"]
     rows = [
@@ -77,7 +83,7 @@ def _plan(result: EstimateResult) -> str:
     size = number_bytes(sum(shard["bytes"] for shard in shards))
     what = f"{load.requests:,} requests, {load.images:,} images, {size}{limit}"
     title = f"{result.run.path}: {result.run.info['model']}, {what}"
-    return f"{safe(title)}\n" + table(("shard", "requests", "images", "bytes"), rows, right="lrrr")
+    return f"{_prose(title)}\n" + table(("shard", "requests", "images", "bytes"), rows, right="lrrr")
 
 
 def _tokens(result: EstimateResult) -> str:
@@ -98,8 +104,10 @@ def _tokens(result: EstimateResult) -> str:
     ]
     scheme = result.scheme.describe() if result.scheme else "no rule is known for this model: a range over all rules"
     detail = f", detail {result.detail}" if result.detail else ""
-    return f"image tokens: {safe(scheme)}{safe(detail)}\n" + table(
-        ("tokens", "a request", "low", "whole run", *_ends(found)), rows, right="lrrrrr"
+    return (
+        _prose(f"image tokens: {scheme}{detail}")
+        + "\n"
+        + table(("tokens", "a request", "low", "whole run", *_ends(found)), rows, right="lrrrrr")
     )
 
 
@@ -171,8 +179,9 @@ def _price(result: EstimateResult) -> str:
         return ""
     source = f"{prices.price_source or 'source not told'}, {prices.price_date or 'date not told'}"
     sample = f", sample of {found.calibration.billed:,} rows, 95 % range" if found.calibration else ", by formula"
+    title = _prose(f"price ({source}{sample})")
     heads = ("USD", "low", "expected", *_ends(found))
-    return table(heads, rows, title=f"price ({source}{sample})", right="lrrrr")
+    return table(heads, rows, title=title, right="lrrrr")
 
 
 def _money(value: Decimal | None) -> str:
@@ -199,7 +208,7 @@ def _receipts(result: EstimateResult) -> str:
 
 def _last(result: EstimateResult) -> str:
     lines = ["rehearsal: these figures are practice, nothing was measured"] if result.record["rehearsal"] else []
-    lines.append(f"channel: {result.channel}")
+    lines.append(_prose(f"channel: {result.channel}"))
     lines.append(f"fingerprint: {result.run.fingerprint}")
     if result.sample is None:
         run, is_small = result.run.path, result.load.requests <= _SMOKE

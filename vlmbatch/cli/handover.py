@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from vlmbatch.console import Watch, number_bytes, out, safe
+from vlmbatch.console import Watch, number_bytes, safe, say
 from vlmbatch.errors import InputError
 
 if TYPE_CHECKING:
@@ -51,6 +51,11 @@ class HandOver:
         """
         if self.report and not write:
             raise InputError("--report shows the records, and none are written", hint="add --write RUN/merged.jsonl")
+        if self.report:
+            from vlmbatch.rundir import REPORT
+            from vlmbatch.stages.report import check_place
+
+            check_place(run.file(REPORT))
         if bool(self.redact) != bool(self.leave_out):
             raise InputError(
                 "--redact DIR and --leave-out WHAT belong together",
@@ -111,16 +116,16 @@ def seal_warnings(result: CollectResult, told: Mapping[str, Mapping[str, Any]]) 
 def print_hand_over(told: Mapping[str, Mapping[str, Any]]) -> None:
     """Say what was handed over, one line each."""
     if "report" in told:
-        out(f"report: {safe(told['report']['path'])}")
+        say(f"report: {safe(told['report']['path'])}")
     if "seal" in told:
         seal = told["seal"]
-        out(f"seal: {safe(seal['path'])}, {seal['files']:,} files, {number_bytes(seal['bytes'])}")
-        out(f"seal's SHA-256: {seal['sha256']}")
+        say(f"seal: {safe(seal['path'])}, {seal['files']:,} files, {number_bytes(seal['bytes'])}")
+        say(f"seal's SHA-256: {seal['sha256']}")
     if "bag" in told:
         bag = told["bag"]
-        out(f"bag: {safe(bag['path'])}, {bag['files']:,} files, {number_bytes(bag['bytes'])}")
+        say(f"bag: {safe(bag['path'])}, {bag['files']:,} files, {number_bytes(bag['bytes'])}")
     if "redact" in told:
         copy = told["redact"]
-        out(f"redacted copy: {safe(copy['path'])}, without {', '.join(copy['what'])}")
+        say(f"redacted copy: {safe(copy['path'])}, without {', '.join(copy['what'])}")
         if copy["openings"]:
-            out(f"keep at home: {safe(copy['openings'])} proves the copy's rows")
+            say(f"keep at home: {safe(copy['openings'])} proves the copy's rows")

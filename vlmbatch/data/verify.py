@@ -23,13 +23,15 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 STATUSES = "ok invalid_json truncated empty_at_cap empty refusal http_error network_error missing".split()  # noqa: SIM905
 CUSTOM_ID = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 PLACEHOLDER = re.compile(rb"sha256:([0-9a-f]{64})(?=\")")
 NEVER_LISTED = {"SEALED.sha256", "ro-crate-metadata.json"}
 SHOWN = 20
+UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
+"""What damage raises: files that are not there, or do not hold what they should."""
 
 
 class Number(str):
@@ -39,8 +41,10 @@ class Number(str):
 
 
 def say(line: str) -> None:
-    """Print a line; what is not plain ASCII is escaped, for a folder may hold anything."""
-    print("".join(char if " " <= char <= "~" else ascii(char)[1:-1] for char in line))
+    """Print a line; what a terminal would obey, or cannot show, is escaped, for a folder may hold anything."""
+    shown = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in line)
+    encoding = sys.stdout.encoding or "ascii"
+    print(shown.encode(encoding, "backslashreplace").decode(encoding))
 
 
 class Report:
@@ -69,13 +73,14 @@ class Report:
 class Folder:
     """A run folder: its files by name, each hashed once.
 
-    ``states`` is what a redacted copy says became of each file: ``kept``, ``replaced`` or ``withheld``.
+    ``states`` is what a redacted copy says became of each file: ``kept``, ``replaced`` or ``withheld``. ``hashes`` are
+    those of files that were hashed already.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, report: Report, hashes: dict[str, str] | None = None) -> None:
         self.path = path
-        self.report = Report()
-        self._hashes: dict[str, str] = {}
+        self.report = report
+        self._hashes = dict(hashes or {})
         self.run = self.json("run.json")
         self.redacted = self.json("REDACTED.json") if self.has("REDACTED.json") else None
         files = self.redacted["files"] if self.redacted else []
@@ -85,7 +90,7 @@ class Folder:
     def file(self, name: str) -> str:
         """Return the path of a file named relative to the folder; a name that leads out of it is refused."""
         if os.path.isabs(name) or ".." in name.split("/") or "\\" in name:
-            raise ValueError(f"{name!a} leads out of the folder")
+            raise ValueError(f"{name!r} leads out of the folder")
         return os.path.join(self.path, *name.split("/"))
 
     def has(self, name: str) -> bool:
@@ -96,8 +101,15 @@ class Folder:
         return bool(self.states.get(name, "kept") == "kept")
 
     def json(self, name: str) -> Any:
-        with open(self.file(name), encoding="utf-8") as file:
-            return json.load(file, parse_int=Number, parse_float=Number)
+        """Return the object that a file holds."""
+        try:
+            with open(self.file(name), encoding="utf-8") as file:
+                value = json.load(file, parse_int=Number, parse_float=Number)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{name} cannot be read as JSON: {error}") from None
+        if not isinstance(value, dict):
+            raise ValueError(f"{name} holds no JSON object")  # noqa: TRY004  (one kind of error for one kind of damage)
+        return value
 
     def lines(self, name: str) -> Iterator[bytes]:
         with open(self.file(name), "rb") as file:
@@ -116,15 +128,16 @@ class Folder:
         try:
             found = self.sha256(name)
         except (OSError, ValueError) as error:
-            return [f"{name!a} cannot be read: {error}"]
-        return [] if found == digest else [f"{name!a} has SHA-256 {found}, not {digest}"]
+            return [f"{name!r} cannot be read: {error}"]
+        return [] if found == digest else [f"{name!r} has SHA-256 {found}, not {digest}"]
 
     def names(self) -> Iterator[str]:
-        """Yield every file of the folder, and links to folders; locks and what is half written are no part of it."""
+        """Yield every file of the folder, and links to folders, but for what is no part of the run."""
         for place, folders, files in os.walk(self.path):
-            folders[:] = [name for name in folders if name != ".locks" and not is_temporary(name)]
-            links = [name for name in folders if os.path.islink(os.path.join(place, name))]
             inside = os.path.relpath(place, self.path).replace(os.sep, "/")
+            at_work = (".locks", "slurm") if inside == "." else ()
+            folders[:] = [name for name in folders if name not in at_work and not is_temporary(name)]
+            links = [name for name in folders if os.path.islink(os.path.join(place, name))]
             for name in files + links:
                 if not is_temporary(name):
                     yield name if inside == "." else f"{inside}/{name}"
@@ -181,6 +194,28 @@ def read_sums(data: bytes) -> dict[str, str]:
 # --- the checks, in the order of the folder's life --------------------------------------------------------------
 
 
+def check(subject: str, make: Callable[..., Any], folder: Folder, *more: Any) -> Any:
+    """Make one check; what keeps it from being made is a problem of its subject, and then there is no result."""
+    try:
+        return make(folder, *more)
+    except UNREADABLE as error:
+        said = str(error) if isinstance(error, (OSError, ValueError)) else f"{type(error).__name__}: {error}"
+        folder.report.tell(subject, "", [said])
+        return None
+
+
+def check_contents(folder: Folder) -> None:
+    """Check what the folder says of itself: what was frozen, the records, and the numbers made from them."""
+    check("run.json", check_run, folder)
+    check("manifest.jsonl", check_manifest, folder)
+    if not folder.has("merged.jsonl") or not folder.has("summary.json"):
+        folder.report.note("not collected: there are no records to check")
+        return
+    counts = check("merged.jsonl", check_merged, folder)
+    if counts is not None:
+        check("summary.json", check_summary, folder, counts)
+
+
 def check_sums(folder: Folder, name: str) -> set[str]:
     """Check a list of hashes; return the names that it covers."""
     with open(folder.file(name), "rb") as file:
@@ -193,9 +228,9 @@ def check_sums(folder: Folder, name: str) -> set[str]:
 def check_complete(folder: Folder, name: str, covered: set[str]) -> None:
     """Check that a list which covers everything leaves nothing out."""
     extra = sorted(set(folder.names()) - covered - NEVER_LISTED - {name})
-    problems = [f"{one!a} is not listed" for one in extra if not is_hidden(one)]
+    problems = [f"{one!r} is not listed" for one in extra if not is_hidden(one)]
     for one in filter(is_hidden, extra):
-        folder.report.note(f"{one!a} is hidden, is not listed, and was not checked")
+        folder.report.note(f"{one!r} is hidden, is not listed, and was not checked")
     folder.report.tell("files", f"nothing is there that {name} does not list", problems)
 
 
@@ -247,7 +282,7 @@ def check_id(custom_id: str, ids: set[str]) -> list[str]:
     if custom_id in ids:
         return [f"{custom_id} stands there twice"]
     ids.add(custom_id)
-    return [] if CUSTOM_ID.match(custom_id) else [f"{custom_id!a} is no id"]
+    return [] if CUSTOM_ID.match(custom_id) else [f"{custom_id!r} is no id"]
 
 
 def check_line(file: Any, entry: dict[str, Any]) -> list[str]:
@@ -304,7 +339,7 @@ def check_summary(folder: Folder, counts: dict[str, int]) -> None:
         if folder.is_kept(ref["file"]) and folder.has(ref["file"]):
             problems += folder.compare(ref["file"], ref["sha256"])
         elif not folder.has(ref["file"]):
-            folder.report.note(f"{ref['file']!a}, which the records were made from, is not here")
+            folder.report.note(f"{ref['file']!r}, which the records were made from, is not here")
     said = ", ".join(f"{status} {count}" for status, count in counts.items() if count)
     folder.report.tell("summary.json", f"counts agree: {said}", problems)
     if summary.get("rehearsal") is True:
@@ -323,7 +358,7 @@ def check_redacted(folder: Folder, redacted: dict[str, Any]) -> None:
         if ref["state"] == "kept":
             problems += folder.compare(ref["file"], ref["sha256"])
         elif ref["state"] == "withheld" and folder.has(ref["file"]):
-            problems.append(f"{ref['file']!a} is there although it is withheld")
+            problems.append(f"{ref['file']!r} is there although it is withheld")
     states = list(folder.states.values())
     kept, replaced, withheld = (states.count(state) for state in ("kept", "replaced", "withheld"))
     said = f"of the run's {len(states)} files {kept} are here unchanged, {replaced} rewritten, {withheld} left out"
@@ -425,21 +460,17 @@ def commitment_at(place: Any, name: str) -> Any:
 def verify(folder: Folder, options: argparse.Namespace) -> bool:
     """Check everything; return whether it agrees."""
     copy = f", a redacted copy without {', '.join(folder.redacted['what'])}" if folder.redacted else ""
-    say(f"vlmbatch run folder {folder.path!a}{copy}")
-    covered = check_sums(folder, "SHA256SUMS")
+    say(f"vlmbatch run folder {folder.path!r}{copy}")
+    covered = check("SHA256SUMS", check_sums, folder, "SHA256SUMS")
     if folder.redacted:
-        check_complete(folder, "SHA256SUMS", covered)
-        check_redacted(folder, folder.redacted)
+        check("files", check_complete, folder, "SHA256SUMS", covered or set())
+        check("REDACTED.json", check_redacted, folder, folder.redacted)
     elif folder.has("SEALED.sha256"):
-        check_complete(folder, "SEALED.sha256", check_sums(folder, "SEALED.sha256"))
+        sealed = check("SEALED.sha256", check_sums, folder, "SEALED.sha256")
+        check_complete(folder, "SEALED.sha256", sealed or set())
     else:
         folder.report.note("not sealed: what was frozen is checked, and what can be told from it")
-    check_run(folder)
-    check_manifest(folder)
-    if folder.has("merged.jsonl") and folder.has("summary.json"):
-        check_summary(folder, check_merged(folder))
-    else:
-        folder.report.note("not collected: there are no records to check")
+    check_contents(folder)
     if folder.redacted:
         check_placeholders(folder, find_images(options.images) if options.images else {})
     if options.openings:
@@ -459,8 +490,8 @@ def main() -> None:
         parser.add_argument(name, metavar=metavar)
     options = parser.parse_args()
     try:
-        is_sound = verify(Folder(options.folder), options)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        is_sound = verify(Folder(options.folder, Report()), options)
+    except UNREADABLE as error:
         is_sound = False
         say(f"NOT VERIFIED  {type(error).__name__}: {error}")
     sys.exit(0 if is_sound else 1)

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from vlmbatch import attempts, classify, jsonl, providers, rundir
+from vlmbatch import attempts, classify, journal, jsonl, providers, rundir
 from vlmbatch.attempts import Origins
 from vlmbatch.errors import InputError, IntegrityError, Problem
 from vlmbatch.rundir import RunDir
@@ -23,8 +23,9 @@ from vlmbatch.stages.collecting.options import CollectOptions
 from vlmbatch.stages.collecting.overlay import Ledger
 from vlmbatch.stages.collecting.reviews import load_reviews
 from vlmbatch.stages.collecting.spool import Spool
+from vlmbatch.stages.collecting.standing import check_seal, check_written
 from vlmbatch.stages.collecting.summary import Sources, summarise
-from vlmbatch.stages.collecting.targets import breaks_seal, check_targets, choose_files
+from vlmbatch.stages.collecting.targets import breaks_seal, check_named, check_targets, choose_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from vlmbatch.records import Asked, Event, Review
     from vlmbatch.stages.collecting.gate import Check
     from vlmbatch.stages.collecting.merge import FileFacts, Read
+    from vlmbatch.stages.collecting.standing import SealState
 
     OnEvent = Callable[[Event], None]
 
@@ -48,6 +50,8 @@ class CollectResult:
         checks: The lines of the gate, empty where none was asked for.
         comparisons: One for each run that this one was held against.
         written: What was written, by flag (``--write`` ...); the summary is ``summary``.
+        seal: Whether the folder is what it was when it was sealed, None where it was not.
+        in_batch: Requests without an attempt that are in a batch job which may still answer them.
         breaks_seal: Whether something was written into the folder after it was sealed, so that its seal no longer
             holds.
         warnings: Sentences for people.
@@ -58,6 +62,8 @@ class CollectResult:
     checks: tuple[Check, ...] = ()
     comparisons: tuple[dict[str, Any], ...] = ()
     written: Mapping[str, str] = field(default_factory=dict)
+    seal: SealState | None = None
+    in_batch: int = 0
     breaks_seal: bool = False
     warnings: tuple[str, ...] = ()
 
@@ -79,7 +85,8 @@ def collect(
 
     Raises:
         InputError: A file or condition is not what it should be; nothing was written.
-        IntegrityError: Frozen bytes differ, or results of another run were mixed in; nothing was written.
+        IntegrityError: Frozen bytes differ, results of another run were mixed in, or (to be sealed) the folder's
+            records are not those of its results; nothing was written.
     """
     options = options or CollectOptions()
     run = run if isinstance(run, RunDir) else RunDir.open(run)
@@ -91,17 +98,26 @@ def collect(
     with ExitStack() as stack:
         gatherer = _Gatherer(options, stack, on_event)
         side, reviews = gatherer.gather(run, paths, fields, options.reviews)
+        empty = check_named(run, results, side.read.files, rehearsal=options.rehearsal)
         summary = dict(side.summary)
         checks = gate.check(conditions, gate.figures(run, side.read, summary, fields), summary) if conditions else []
+        seal = check_seal(run, side.read.files)
+        if seal and options.gate and not options.seal:
+            checks.append(seal.as_check())
+        if options.seal and not _writes_records(run, options):
+            check_written(side, reviews)
         summary["checks"] = [check._asdict() for check in checks]
         comparisons = tuple(gatherer.compare(side, other) for other in options.compare)
-        warnings = _warnings(side.read, summary, options) + outputs.write(side, reviews, summary, options, on_event)
+        warnings = empty + _warnings(side.read, summary, options) + _seal_warnings(seal, options)
+        warnings += outputs.write(side, reviews, summary, options, on_event)
     return CollectResult(
         run=run,
         summary=summary,
         checks=tuple(checks),
         comparisons=comparisons,
         written=options.outputs(),
+        seal=seal,
+        in_batch=0 if options.rehearsal else _count_in_batch(run, side.read),
         breaks_seal=breaks_seal(run, options.outputs().values()),
         warnings=tuple(warnings),
     )
@@ -232,6 +248,22 @@ def _warnings(read: Read, summary: Mapping[str, Any], options: CollectOptions) -
     if unknown:
         said.append(f"{unknown:,} sending(s) told no usage: tokens and cost are lower bounds")
     return said
+
+
+def _count_in_batch(run: RunDir, read: Read) -> int:
+    return len({position for position in journal.in_flight(run) if read.overlay.winner[position] < 0})
+
+
+def _writes_records(run: RunDir, options: CollectOptions) -> bool:
+    """Tell whether the folder's own records are written anew."""
+    return options.write is not None and os.path.realpath(options.write) == os.path.realpath(run.file(rundir.MERGED))
+
+
+def _seal_warnings(seal: SealState | None, options: CollectOptions) -> list[str]:
+    """Return what to say of a seal that does not hold, where no line of the gate says it."""
+    if seal is None or not seal.problems or (options.gate and not options.seal):
+        return []
+    return [f"the folder is not what was sealed: {seal.said}"]
 
 
 def _lines_by_job(files: Sequence[FileFacts]) -> list[tuple[Job, int]]:

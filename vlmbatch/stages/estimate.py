@@ -49,6 +49,8 @@ def estimate(
     """
     provider = providers.get(run.info["provider"], run.info["request"]["url"])
     check_options(options)
+    if not os.path.exists(run.file(rundir.REDACTED)):  # which may lack its shards, and says so
+        run.verify(depth="quick")  # a folder that was copied in part would be reckoned in part
     frame = workload.read_frame(run)
     detail = options.detail or frame.detail
     ruler, scheme_warnings = _ruler(run, options, detail)
@@ -167,8 +169,6 @@ def _warnings(
     load: Workload, found: Forecast, proofs: Receipts | None, options: EstimateOptions, measured: Sample | None
 ) -> list[str]:
     said = []
-    if (options.prices.price_in is None) is not (options.prices.price_out is None):
-        said.append("nothing is priced in realtime: --price-in and --price-out go together")
     if load.refused:
         said.append(f"{load.refused:,} image(s) are of a shape that the model's own processor refuses")
     if load.unknown:

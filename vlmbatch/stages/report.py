@@ -8,6 +8,7 @@ policy lets no other script, style or address in. No clock has a part in it: the
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import html
 import re
@@ -17,7 +18,8 @@ from decimal import Decimal
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from vlmbatch import jsonl
+from vlmbatch import jsonl, replacing
+from vlmbatch.prices import Prices
 from vlmbatch.records import Event, Status
 from vlmbatch.rundir import REPORT
 from vlmbatch.stages.reporting import pages
@@ -72,14 +74,18 @@ def write_report(
         on_event: Called with progress (records written) and with what was left out.
 
     Raises:
+        InputError: Something else than a report stands in its place.
         IntegrityError: The records are not those of this manifest, or a frozen line differs from what build wrote.
         OSError: A file cannot be read or written; an older report stands.
     """
     options = options or ReportOptions()
     path = options.path or run.file(REPORT)
+    check_place(path)
     found = survey(run, records, sample=options.sample, seed=options.seed, max_records=options.max_records)
     pictures = pages.draw_pictures(run, found, budget=options.thumbnail_bytes, on_event=on_event)
-    book = pages.Book(run, records, found, pictures)
+    cost = summary.get("cost") or {}
+    known = Prices.parse(cost["prices"], where="the summary") if cost.get("prices") else None
+    book = pages.Book(run, records, found, pictures, known)
     head, tail = _template(run.name)
     with jsonl.atomic_writer(path) as file:
         file.write(head.encode())
@@ -88,6 +94,15 @@ def write_report(
         file.write(_data_block("meta", _meta(run, summary, found, book, options)))
         file.write(tail.encode())
     return path
+
+
+def check_place(path: str) -> None:
+    """Refuse to write a report over anything but an earlier one.
+
+    Raises:
+        InputError: Something else stands there.
+    """
+    replacing.check(f"the report {path}", path, replacing.PAGE)
 
 
 def _template(name: str) -> tuple[str, str]:
@@ -133,6 +148,7 @@ def _meta(
         "rows_a_block": pages.ROWS_A_BLOCK,
         "thumbs_a_block": pages.THUMBS_A_BLOCK,
         "index_blocks": book.index_blocks,
+        "answered": found.answered,
         "sample": found.sample_ids,
         "seed": options.seed,
         "reviews": book.reviews,
@@ -147,7 +163,7 @@ def _meta(
         "asked": list(_asked(run)),
         "origin": list(_origin(run, summary)),
         "files": summary.get("files") or [],
-        "notes": list(_remarks(found, book)),
+        "notes": [*_rejected(run), *_remarks(found, book)],
     }
 
 
@@ -268,6 +284,22 @@ def _origin(run: RunDir, summary: Mapping[str, Any]) -> Iterator[tuple[str, str]
 
 def _named(counts: Mapping[str, int] | None) -> str:
     return ", ".join(f"{name} ({count:,})" for name, count in (counts or {}).items())
+
+
+def _rejected(run: RunDir) -> Iterator[str]:
+    """Yield how many inputs became no request, and why; nothing where all did."""
+    info: Any = run.info
+    count = (info.get("counts") or {}).get("rejected")
+    if not count:
+        return
+    codes: Counter[str] = Counter()
+    with contextlib.suppress(OSError, TypeError):  # a redacted copy has no such file
+        for line in jsonl.iter_lines(run.file(info["rejected"]["file"])):
+            reason = (jsonl.parse_object(line.data) or {}).get("reason") or {}
+            codes[str(reason.get("code"))] += 1
+    why = f": {', '.join(f'{code} ({n:,})' for code, n in codes.most_common())}" if codes else ""
+    inputs = (info.get("source") or {}).get("count", 0)
+    yield f"{run.requests:,} requests of {inputs:,} inputs; {count:,} rejected{why}."
 
 
 def _remarks(found: Survey, book: pages.Book) -> Iterator[str]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from vlmbatch import jsonl
 from vlmbatch.errors import InputError, IntegrityError, Problem
 from vlmbatch.records import Event
-from vlmbatch.rundir import LOCKS, REDACTED, RUN_JSON, SHA256SUMS, parse_sums
+from vlmbatch.rundir import AT_WORK, REDACTED, RUN_JSON, SHA256SUMS, parse_sums
 from vlmbatch.stages import folders
 
 if TYPE_CHECKING:
@@ -32,7 +32,9 @@ class Hashed(NamedTuple):
 
 
 def list_files(folder: str) -> list[str]:
-    """Return the files of a run folder, relative and sorted; locks and half-written temporaries are no part of it.
+    """Return the files of a run folder that travel, relative and sorted.
+
+    What serves the work at hand (locks, what SLURM works with) and half-written temporaries are no part of the run.
 
     Raises:
         InputError: Something in it would not travel: a link, a special file, a name that is a path elsewhere.
@@ -42,7 +44,8 @@ def list_files(folder: str) -> list[str]:
     for place, inner, names in os.walk(folder):
         inside = os.path.relpath(place, folder)
         prefix = "" if inside == "." else f"{inside.replace(os.sep, '/')}/"
-        inner[:] = [name for name in inner if name != LOCKS and not _is_temporary(name)]
+        left = AT_WORK if inside == "." else frozenset()
+        inner[:] = [name for name in inner if name not in left and not _is_temporary(name)]
         for name in (*names, *(one for one in inner if os.path.islink(os.path.join(place, one)))):
             if _is_temporary(name):
                 continue
@@ -157,9 +160,8 @@ def write_pieces(folder: str, name: str, pieces: Iterable[bytes]) -> Hashed:
     path = os.path.join(folder, *name.split("/"))
     os.makedirs(os.path.dirname(path), exist_ok=True)
     digest, size = hashlib.sha256(), 0
-    with open(path, "xb", buffering=_CHUNK) as file:
+    with jsonl.new_file(path) as file:
         for piece in pieces:
             digest.update(piece)
             size += file.write(piece)
-        jsonl.finish(file)
     return Hashed(digest.hexdigest(), size)

@@ -24,19 +24,16 @@ from vlmbatch.errors import InputError, IntegrityError
 from vlmbatch.records import Event, Status
 from vlmbatch.rundir import (
     BATCHES,
-    ESTIMATES,
     INPUTS,
     MANIFEST,
     MERGED,
     ORIGINALS,
-    PROGRESS,
+    RECORD_FILES,
+    RECORD_FOLDERS,
     REDACTED,
     REJECTED,
-    RESULTS,
-    REVIEWS,
     RUN_JSON,
     SHA256SUMS,
-    SHARDS,
     SUMMARY,
     VERIFY,
     LineReader,
@@ -74,8 +71,6 @@ _ECHOING = frozenset({Status.HTTP_ERROR, Status.NETWORK_ERROR, Status.INVALID_JS
 _REWRITTEN = (RUN_JSON, MANIFEST, MERGED)
 _WITH_WORDS = (SUMMARY, BATCHES)
 _RENEWED = (SHA256SUMS, VERIFY)
-_OWN_FILES = frozenset({*_REWRITTEN, REJECTED, SUMMARY, ESTIMATES, BATCHES, PROGRESS, REVIEWS})
-_OWN_FOLDERS = frozenset({SHARDS, INPUTS, RESULTS})
 _SAFE_SOURCE = frozenset({"kind", "sha256", "count"})
 _SAFE_REQUEST = frozenset({"method", "url", "headers"})
 _KEPT, _REPLACED, _LEFT_OUT = "kept", "replaced", "withheld"
@@ -217,9 +212,9 @@ class _Copy:
     def _goes(self, name: str) -> bool:
         """Tell whether a file is left out whole: it is not the run's own, it shows all, or it may echo a prompt."""
         folder = name.partition("/")[0]
-        if name not in _OWN_FILES and folder not in _OWN_FOLDERS:
+        if name not in RECORD_FILES and folder not in RECORD_FOLDERS:
             return True
-        if PROMPTS in self.going and folder in _OWN_FOLDERS:
+        if PROMPTS in self.going and folder in RECORD_FOLDERS:
             return True
         return PATHS in self.going and (name == REJECTED or (folder == INPUTS and name not in self._prompt_files()))
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vlmbatch import attempts, jsonl
 from vlmbatch.attempts import Reader, relative_name
-from vlmbatch.errors import IntegrityError, Problem
 from vlmbatch.records import MODEL_ANSWERS, Event, Status
 from vlmbatch.stages.collecting import forked
 from vlmbatch.stages.collecting.fields import is_filled
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from vlmbatch.attempts import Origins, Outcome
+    from vlmbatch.errors import Problem
     from vlmbatch.journal import Job
     from vlmbatch.providers.base import Provider
     from vlmbatch.records import Asked, ErrorInfo, Reading, Verdict
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from vlmbatch.stages.collecting.fields import Field
     from vlmbatch.stages.collecting.spool import Spool, SpoolPart
 
-_NAMED_STRANGERS = 5
 _PIECE_BYTES = 1 << 24
 _MOST_PIECES = 200
 _SMALL_BYTES = 1 << 25
@@ -129,7 +128,8 @@ class Merge:
         total = sum(file.bytes for file in self._files)
         pieces = list(self._pieces(total))
         results = forked.in_order(pieces, self._work, workers=None if total > _SMALL_BYTES else 0)
-        strangers, problems, done = 0, list[Problem](), 0
+        strangers, done = 0, 0
+        problems: list[Problem] = []
         lines_before = [0] * len(paths)
         for piece, result in zip(pieces, results, strict=True):
             file = self._files[piece.file]
@@ -145,7 +145,7 @@ class Merge:
             done += piece.span[1] - piece.span[0] if piece.span else 0
             if on_event:
                 on_event(Event("progress", "collect", done=done, total=total, data={"unit": "bytes"}))
-        _refuse(strangers, problems[:_NAMED_STRANGERS])
+        attempts.refuse_foreign(strangers, problems)
         return read
 
     def _facts(self, path: str, origins: Origins) -> FileFacts:
@@ -185,7 +185,7 @@ class Merge:
                 half = half_record(outcome, reading, verdict, is_json=asked[output].json)
                 part.spooled(spool.put(jsonl.dumps(half)))
         if spool:
-            spool.file.flush()
+            spool.flush()
         part.records, part.torn_lines = reader.lines, reader.torn
         part.lines = jsonl.count_lines(file.path, *span)
         return part
@@ -215,22 +215,10 @@ class Merge:
 
 
 def _note_stranger(part: Part, outcome: Outcome, *, is_known: bool) -> None:
-    """Count an attempt that is not of this run; the first few are named."""
+    """Count an attempt that is not of this run; the first few are kept."""
     part.strangers += 1
-    if len(part.problems) < _NAMED_STRANGERS:
-        code, message = "foreign_id", f"custom_id {outcome.custom_id!r} is not in the manifest"
-        if is_known:
-            code, message = "foreign_line", f"{outcome.custom_id} answers a line of another hash than ours"
-        part.problems.append(Problem(code, message, outcome.file, outcome.line))
-
-
-def _refuse(strangers: int, problems: Sequence[Problem]) -> None:
-    if strangers:
-        raise IntegrityError(
-            f"{strangers:,} line(s) are not answers to this run's requests",
-            hint="results of another run were mixed in: name this run's files alone; nothing was written",
-            problems=problems,
-        )
+    if len(part.problems) < attempts.NAMED:
+        part.problems.append(attempts.foreign(outcome, is_known=is_known))
 
 
 def _flags(status: Status, reading: Reading, outcome: Outcome) -> int:

@@ -30,6 +30,8 @@ class CollectOptions:
         json_schema: File with a JSON Schema that they are to fit.
         rehearsal: Whether the rehearsals are collected, and they alone.
         reviews: What reviewers said; None = reviews.jsonl of the run folder, where there is one.
+        seal: Whether the folder is sealed next: then the records that stand in it have to be those that come of the
+            results, and an earlier seal need not hold.
     """
 
     write: str | None = None
@@ -48,6 +50,7 @@ class CollectOptions:
     json_schema: str | None = None
     rehearsal: bool = False
     reviews: str | None = None
+    seal: bool = False
 
     def outputs(self) -> dict[str, str]:
         """Return the files and folders that are to be written, by flag."""
@@ -65,4 +68,4 @@ class CollectOptions:
     @property
     def needs_records(self) -> bool:
         """Whether whole records are needed, not just numbers."""
-        return bool(self.write or self.rows or self.csv or self.parquet or self.hf or self.compare)
+        return bool(self.write or self.rows or self.csv or self.parquet or self.hf or self.compare or self.seal)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 from typing import IO, TYPE_CHECKING
+
+from vlmbatch import jsonl
 
 if TYPE_CHECKING:
     from vlmbatch.stages.collecting.overlay import Overlay
@@ -18,15 +21,31 @@ class SpoolPart:
     """One scratch file of a :class:`Spool`, filled by whoever reads one piece of the results."""
 
     def __init__(self, number: int, folder: str | None) -> None:
-        self.file: IO[bytes] = tempfile.TemporaryFile(dir=folder, buffering=_SPOOL_BUFFER)  # noqa: SIM115
+        self._folder = folder or tempfile.gettempdir()
+        with jsonl.named(self._folder):
+            self.file: IO[bytes] = tempfile.TemporaryFile(dir=folder, buffering=_SPOOL_BUFFER)  # noqa: SIM115
         self._at = number << _PART_BITS
 
     def put(self, data: bytes) -> tuple[int, int]:
-        """Append; return the place in the spool, and the length."""
+        """Append; return the place in the spool, and the length.
+
+        Raises:
+            OSError: There is no room, say; the error names the folder, for the file has no name.
+        """
         place, length = self._at, len(data)
-        self.file.write(data)
+        with jsonl.named(self._folder):
+            self.file.write(data)
         self._at += length
         return place, length
+
+    def flush(self) -> None:
+        """Make what was put readable.
+
+        Raises:
+            OSError: As for :meth:`put`.
+        """
+        with jsonl.named(self._folder):
+            self.file.flush()
 
 
 class Spool:
@@ -59,7 +78,8 @@ class Spool:
     def close(self) -> None:
         """Give the space back."""
         for part in self._parts:
-            part.file.close()
+            with contextlib.suppress(OSError):  # what could not be written is not needed any more
+                part.file.close()
 
     def __enter__(self) -> Spool:
         return self

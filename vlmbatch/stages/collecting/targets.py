@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Final
 
-from vlmbatch import rundir
+from vlmbatch import replacing, rundir
 from vlmbatch.errors import InputError, Problem
 from vlmbatch.stages.folders import why_not
 
@@ -13,19 +13,29 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from vlmbatch.rundir import RunDir
+    from vlmbatch.stages.collecting.merge import FileFacts
+
+_KINDS: Final = {
+    "--write": replacing.RECORDS,
+    "--rows": replacing.ROWS,
+    "--csv": replacing.CSV,
+    "--parquet": replacing.PARQUET,
+    "--retry-ids": replacing.IDS,
+    "--cap-ids": replacing.IDS,
+}
+"""What stands in a file that collect wrote before, by flag."""
 
 _RECORDS: Final = frozenset({rundir.MERGED, rundir.SUMMARY})
-_NOT_OURS: Final = (rundir.FILES | rundir.FOLDERS) - _RECORDS
 
 
 def choose_files(run: RunDir, named: Sequence[str], *, rehearsal: bool) -> list[str]:
     """Return the results files to read, each once.
 
     Rehearsals stand apart: a pattern such as ``results/*.jsonl`` names them too, and they are left out all the same
-    (or everything else, where the rehearsals are wanted).
+    (or the other files of results/, where the rehearsals are wanted), unless nothing else is named.
 
     Raises:
-        InputError: A file is not there.
+        InputError: A file is not there, or none of those that were named is wanted.
     """
     problems = [Problem("missing_file", "no such file", path) for path in named if not os.path.isfile(path)]
     if problems:
@@ -34,11 +44,69 @@ def choose_files(run: RunDir, named: Sequence[str], *, rehearsal: bool) -> list[
             hint="without names, collect takes every file of results/",
             problems=problems,
         )
-    wanted = [path for path in named if os.path.basename(path).startswith(rundir.REHEARSAL_PREFIX) is rehearsal]
+    wanted = [path for path in named if _is_wanted(run, path, rehearsal=rehearsal)]
+    if named and not wanted:
+        raise _nothing_of_the_kind([Problem("other_kind", _OTHER_KIND[rehearsal], path) for path in named])
     once: dict[str, str] = {}
     for path in wanted if named else run.results(rehearsal=rehearsal):
         once.setdefault(os.path.realpath(path), path)
     return list(once.values())
+
+
+def _is_wanted(run: RunDir, path: str, *, rehearsal: bool) -> bool:
+    """Tell by its name whether a named file is read: outside of results/ a rehearsal may be called anything."""
+    if os.path.basename(path).startswith(rundir.REHEARSAL_PREFIX):
+        return rehearsal
+    return not rehearsal or not _is_in_results(run, path)
+
+
+def _is_in_results(run: RunDir, path: str) -> bool:
+    return os.path.dirname(os.path.realpath(path)) == os.path.realpath(run.file(rundir.RESULTS))
+
+
+_OTHER_KIND: Final = {
+    False: "holds a rehearsal, which counts for nothing unless --rehearsal asks for it",
+    True: "holds real answers; --rehearsal reads rehearsals alone",
+}
+"""What is wrong with a file of the other kind, by whether rehearsals are wanted."""
+
+
+def check_named(run: RunDir, named: Sequence[str], read: Sequence[FileFacts], *, rehearsal: bool) -> list[str]:
+    """See that what the user named had something to say; return what to say of the empty files.
+
+    A file of results/ may have come in with a pattern, and a crash at its first answer leaves nothing whole in it: it
+    is let be as long as another one has results.
+
+    Args:
+        run: The run.
+        named: The files that were named.
+        read: Files as they were read.
+        rehearsal: Whether rehearsals were wanted.
+
+    Raises:
+        InputError: A file holds no attempt, or none of the kind that is wanted; all such files are listed.
+    """
+    wanted = {os.path.realpath(path) for path in named}
+    silent = [file for file in read if file.records == file.left_out and os.path.realpath(file.path) in wanted]
+    is_all = len(silent) == len(read)
+    problems = [
+        Problem("other_kind", _OTHER_KIND[rehearsal], file.path)
+        if file.left_out
+        else Problem("no_results", "holds no line that is an attempt, or that a provider's batch API wrote", file.path)
+        for file in silent
+        if (file.left_out or file.torn_lines) and (is_all or not _is_in_results(run, file.path))
+    ]
+    if problems:
+        raise _nothing_of_the_kind(problems)
+    return [f"{file.name} is empty" for file in silent if not file.left_out and not file.torn_lines]
+
+
+def _nothing_of_the_kind(problems: Sequence[Problem]) -> InputError:
+    return InputError(
+        f"{len(problems)} results file(s) that were named hold no results to collect",
+        hint="name files of results/, or none: then collect takes all of them but rehearsals",
+        problems=problems,
+    )
 
 
 def summary_path(write: str) -> str:
@@ -71,12 +139,20 @@ def check_targets(run: RunDir, outputs: Mapping[str, str], inputs: Sequence[str]
         elif why := _why_not(run, flag, real, read):
             problems.append(Problem("target", f"{flag} {why}", path))
         seen[real] = flag
+    if write and (why := replacing.why_not(summary_path(write), replacing.SUMMARY)):
+        problems.append(Problem("target", f"the place of the summary: {why}", summary_path(write)))
     if problems:
         raise InputError(
             f"{len(problems)} output(s) cannot be written there; nothing was written",
-            hint="choose another place, such as merged.jsonl in the run folder",
+            hint="choose another place, or move away what stands there",
             problems=problems,
         )
+
+
+def _row_fields(run: RunDir) -> set[str]:
+    """Return the fields of ours that every line of ``--rows`` has."""
+    schema = (run.info.get("answer") or {}).get("output_schema")
+    return {"error", *schema["fields"]} if schema else {"model", "raw_response", "parsed_answer", "error"}
 
 
 def _why_not(run: RunDir, flag: str, real: str, read: set[str]) -> str | None:
@@ -91,7 +167,10 @@ def _why_not(run: RunDir, flag: str, real: str, read: set[str]) -> str | None:
         return "is a file, and this is a folder"
     if os.path.exists(real) and not os.path.isfile(real):
         return "may not take the place of a device or pipe"
-    return None if os.path.isdir(os.path.dirname(real)) else "would stand in a folder that does not exist"
+    if not os.path.isdir(os.path.dirname(real)):
+        return "would stand in a folder that does not exist"
+    why = replacing.why_not(real, _KINDS[flag], _row_fields(run))
+    return why and f"may not replace this file, which {why}"
 
 
 def _is_not_ours(run: RunDir, flag: str, real: str) -> bool:
@@ -99,26 +178,13 @@ def _is_not_ours(run: RunDir, flag: str, real: str) -> bool:
 
     The records are only for ``--write``, and only those of the run itself.
     """
-    folder = _run_around(real)
-    if folder is None:
-        return False
-    first, _, rest = real[len(os.path.join(folder, "")) :].partition(os.sep)
-    if not rest and first in _RECORDS:
-        return flag != "--write" or first != rundir.MERGED or folder != os.path.realpath(run.path)
-    return first in _NOT_OURS
+    folder, name = os.path.split(real)
+    if name in _RECORDS and folder == rundir.run_around(real):
+        return flag != "--write" or name != rundir.MERGED or folder != os.path.realpath(run.path)
+    return rundir.run_around(real) is not None and rundir.belongs_to_run(real)
 
 
 def breaks_seal(run: RunDir, written: Iterable[str]) -> bool:
     """Tell whether the run's folder is sealed and something was written into it, which the seal does not know."""
     home = os.path.realpath(run.path)
-    return run.is_sealed and any(_run_around(os.path.realpath(path)) == home for path in written)
-
-
-def _run_around(real: str) -> str | None:
-    """Return the run folder that a path lies in, None where it lies in none."""
-    folder = os.path.dirname(real)
-    while not os.path.isfile(os.path.join(folder, rundir.RUN_JSON)):
-        if folder == os.path.dirname(folder):
-            return None
-        folder = os.path.dirname(folder)
-    return folder
+    return run.is_sealed and any(rundir.run_around(path) == home for path in written)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import date
 from typing import TYPE_CHECKING, Any
 
 from vlmbatch import tokens
@@ -97,7 +98,7 @@ def check_options(options: EstimateOptions) -> None:
     """Refuse options that make no sense, before anything is read.
 
     Raises:
-        InputError: A number is too small, or a flag needs a sample and there is none.
+        InputError: A number is too small, a flag needs a sample and there is none, or prices make no sense.
     """
     numbers = {
         "--out-tokens": options.out_tokens,
@@ -116,3 +117,35 @@ def check_options(options: EstimateOptions) -> None:
     for flag, is_given in needs_sample.items():
         if is_given and not options.calibrate:
             raise InputError(f"{flag} needs a measured sample", hint="name its file with --calibrate")
+    _check_prices(options.prices)
+
+
+def _check_prices(prices: Prices) -> None:
+    """Refuse prices that would price nothing, and a day that is none: both go on record.
+
+    Raises:
+        InputError: They do, or it is.
+    """
+    alone = {
+        "--price-in": prices.price_in is not None and prices.price_out is None,
+        "--price-out": prices.price_out is not None and prices.price_in is None,
+        "--price-cached": prices.price_cached is not None and prices.rates("realtime") is None,
+        "--batch-discount": prices.batch_discount is not None and prices.rates("realtime") is None,
+        "--price-batch-in": prices.price_batch_in is not None and prices.rates("batch") is None,
+        "--price-batch-out": prices.price_batch_out is not None and prices.rates("batch") is None,
+    }
+    for flag, is_alone in alone.items():
+        if is_alone:
+            raise InputError(
+                f"{flag} prices nothing without the prices that belong to it",
+                hint="--price-in and --price-out go together, and so do --price-batch-in and --price-batch-out",
+            )
+    if prices.price_date is not None and not _is_day(prices.price_date):
+        raise InputError(f"--price-date {prices.price_date}: not a day", hint="write YYYY-MM-DD, such as 2026-11-30")
+
+
+def _is_day(text: str) -> bool:
+    try:
+        return date.fromisoformat(text).isoformat() == text
+    except ValueError:
+        return False

@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vlmbatch import attempts, jsonl
-from vlmbatch.errors import InputError, IntegrityError, Problem, cannot_read
+from vlmbatch.errors import InputError, cannot_read
 from vlmbatch.records import MODEL_ANSWERS, Status
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from vlmbatch.attempts import Outcome
+    from vlmbatch.errors import Problem
     from vlmbatch.providers.base import Provider
     from vlmbatch.records import Asked, FileRef, Reading, Usage, Verdict
     from vlmbatch.rundir import RunDir
@@ -138,18 +139,18 @@ def measure(run: RunDir, paths: Sequence[str], provider: Provider, rows: Mapping
         rows: The manifest's rows of the ids in these files.
 
     Raises:
-        IntegrityError: Results of another run are among them (every one is listed).
+        IntegrityError: Results of another run are among them; the first few are named.
     """
     sample = Sample()
     asked: dict[str, Asked] = {}
-    foreign: list[Problem] = []
+    strangers: list[Problem] = []
     spans = []
     for reader, outcomes in _files(run, paths, provider):
         span = _Span()
         for outcome in outcomes:
             row = rows.get(outcome.custom_id)
             if row is None or outcome.line_sha256 not in {None, row.line_sha256}:
-                foreign.append(_foreign(outcome, is_known=row is not None))
+                strangers.append(attempts.foreign(outcome, is_known=row is not None))
                 continue
             wanted = asked.get(row.output) or asked.setdefault(row.output, attempts.asked(run, provider, row.output))
             _keep(sample.rows, outcome.custom_id, _measured(outcome, wanted, provider))
@@ -158,19 +159,11 @@ def measure(run: RunDir, paths: Sequence[str], provider: Provider, rows: Mapping
         sample.torn += reader.torn
         digest, size = jsonl.sha256_file(reader.path)
         sample.files.append({"file": reader.name, "sha256": digest, "bytes": size})
-    if foreign:
-        raise IntegrityError(
-            f"{len(foreign)} line(s) are not of this run", hint="name this run's own results", problems=foreign
-        )
+    attempts.refuse_foreign(len(strangers), strangers)
     seconds = sum(span.end - span.start for span in spans if span.count > 1)
     count = sum(span.count for span in spans if span.count > 1)
     sample.rows_per_s = count / seconds if seconds > 0 else None
     return sample
-
-
-def _foreign(outcome: Outcome, *, is_known: bool) -> Problem:
-    message = "was sent as another line" if is_known else "is no id of this run"
-    return Problem("foreign_result", f"{outcome.custom_id} {message}", outcome.file, outcome.line)
 
 
 def _keep(rows: dict[str, Measured], custom_id: str, measured: Measured) -> None:

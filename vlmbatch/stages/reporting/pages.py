@@ -12,9 +12,10 @@ import json
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from vlmbatch import jsonl
+from vlmbatch import jsonl, prices
 from vlmbatch.errors import IntegrityError
 from vlmbatch.records import Event
 from vlmbatch.rundir import MANIFEST, REDACTED, LineReader, parse_entry
@@ -196,7 +197,9 @@ class Book:
         pictures: The pictures.
     """
 
-    def __init__(self, run: RunDir, records: str, found: Survey, pictures: Pictures) -> None:
+    def __init__(
+        self, run: RunDir, records: str, found: Survey, pictures: Pictures, known: prices.Prices | None = None
+    ) -> None:
         self.prompts: list[str] = []
         self.is_one_prompt = True
         self.reviews: dict[str, dict[str, Any]] = {}
@@ -206,6 +209,7 @@ class Book:
         self.pictures = pictures
         self._run = run
         self._records = records
+        self._prices = known
         self._found = found
         self._shards = present_shards(run)
         self._index: dict[str, list[Any]] = {key: [] for key in _INDEX_KEYS}
@@ -263,6 +267,7 @@ class Book:
             "images": [self._image(image) for image in record["images"]],
             "fields": row_fields(entry.row),
             "usage": record["usage"],
+            "cost": self._cost(record),
             "finish_reason": record["finish_reason"],
             "model": record["model"],
             "notes": record.get("notes") or [],
@@ -272,6 +277,13 @@ class Book:
             "line_sha256": entry.line_sha256,
             "frozen": f"{entry.shard}, byte {entry.offset}, {entry.length} bytes",
         }
+
+    def _cost(self, record: dict[str, Any]) -> str | None:
+        """Return what a record's attempts cost in USD, those that were superseded too; None where that is not known."""
+        sent = [one for one in (record, *record["superseded"]) if one.get("channel") and one.get("usage")]
+        amounts = [prices.cost(one["usage"], self._prices, one["channel"]) for one in sent] if self._prices else []
+        told = [amount for amount in amounts if amount is not None]
+        return f"{sum(told, Decimal(0)).normalize():f}" if told else None
 
     def _prompt(self, entry: Entry, lines: LineReader) -> int | str | None:
         """Return the user's message as a number in ``prompts``, or as text once these are many."""

@@ -56,6 +56,11 @@ class Survey:
         """Number of requests."""
         return len(self.status)
 
+    @property
+    def answered(self) -> int:
+        """Number of requests that a model answered: those that the sample is drawn from."""
+        return sum(status in _ANSWERED for status in self.status)
+
     def token_chart(self, summary: Mapping[str, Any]) -> dict[str, Any] | None:
         """Return the histogram of output tokens against the limit, None where no answer told any."""
         values = sorted(value for value in self.output_tokens if value >= 0)
