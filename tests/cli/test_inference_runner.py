@@ -6,13 +6,13 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.pictures import png
+from tests.waiting import wait_until
 from vlmbatch.inference_runner.__main__ import _parser, main
 from vlmbatch.rehearsal.faults import Faults
 from vlmbatch.rehearsal.server import Server, serve
@@ -166,6 +166,17 @@ def test_rows_that_are_all_bad_are_written_too(tmp_path: Path, rows: list[Row]) 
     assert all("gone.png" in line["error"] for line in answers(tmp_path))
 
 
+def test_each_of_many_bad_rows_is_written_with_its_own_error(tmp_path: Path, rows: list[Row]) -> None:
+    """However many different faults there are, and no good row: each row says its own, and the call ends as usual."""
+    many = [{**rows[0], "triplet_id": number, "image_path": f"gone-{number}.png"} for number in range(1100)]
+    with serve() as server:
+        assert call(tmp_path, server, rows=many) == 1
+        assert server.requests == 0
+    lines = answers(tmp_path)
+    assert [line["triplet_id"] for line in lines] == list(range(1100))
+    assert all(line["image_path"] in line["error"] for line in lines)
+
+
 @pytest.mark.parametrize("template", ["Look: {question_string} Now.", "Look: {{ question }} Now."])
 def test_template_takes_either_spelling(tmp_path: Path, rows: list[Row], template: str) -> None:
     """A script's ``{field}`` and Jinja2 make the same prompt."""
@@ -281,7 +292,7 @@ def test_ended_call_loses_and_repeats_nothing(tmp_path: Path, number: signal.Sig
     with serve(Faults(latency_s=(0.05, 0.1))) as server:
         command = [sys.executable, "-m", "vlmbatch.inference_runner", *words(tmp_path), "--endpoints", server.base_url]
         process = subprocess.Popen([*command, "--n-concurrent", "2"], stdout=subprocess.DEVNULL)
-        _wait_for_lines(tmp_path / "out.jsonl", 5)
+        wait_until(lambda: _lines(tmp_path / "out.jsonl") >= 5, "no answers came")
         process.send_signal(number)
         assert process.wait() == status
         assert len(answers(tmp_path)) < 40
@@ -291,11 +302,8 @@ def test_ended_call_loses_and_repeats_nothing(tmp_path: Path, number: signal.Sig
     assert not (tmp_path / "out.jsonl.run.2").exists()
 
 
-def _wait_for_lines(path: Path, count: int) -> None:
-    until = time.monotonic() + 60
-    while not path.exists() or path.read_bytes().count(b"\n") < count:
-        assert time.monotonic() < until, "no answers came"
-        time.sleep(0.02)
+def _lines(path: Path) -> int:
+    return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
 # --- before anything is sent -----------------------------------------------------------------------------------------
@@ -355,6 +363,15 @@ def test_unusable_input_is_refused(
     with serve() as server:
         assert call(tmp_path, server, rows=lines) == 2
     assert words in capsys.readouterr().err
+
+
+def test_row_that_says_a_key_twice_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nobody knows which one was meant: no row, as a line that is no JSON."""
+    (tmp_path / "in.jsonl").write_text('{"triplet_id": 1, "condition": "a", "question": "x", "question": "y"}\n[1]\n')
+    assert call(tmp_path, None) == 2
+    told = capsys.readouterr().err
+    assert "in.jsonl:1: the key 'question' stands twice" in told
+    assert "in.jsonl:2: a row is a JSON object" in told
 
 
 def test_input_that_is_not_there_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

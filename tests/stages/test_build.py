@@ -181,7 +181,7 @@ def test_build_field_that_every_row_lacks_is_told_once(tmp_path: Path) -> None:
     assert str(problem) == (
         "t.jsonl:1: no field 'image_path'; did you mean 'image'? there are: 'image' (also lines 2, 3, 4 and 2,996 more)"
     )
-    assert caught.value.message == "3,000 bad input(s); nothing was written"
+    assert caught.value.message == "3,000 bad inputs; nothing was written"
     assert "--image-field" in caught.value.hint
     assert "--skip-bad" not in caught.value.hint  # it would leave nothing
 
@@ -220,7 +220,7 @@ def test_build_row_that_no_output_can_ask_about_is_told_once(tmp_path: Path) -> 
     (problem,) = caught.value.problems
     assert problem.lines == (1, 2)
     assert "there are: 'picture'" in problem.message
-    assert caught.value.message.startswith("4 bad input(s)")
+    assert caught.value.message.startswith("4 bad inputs")
 
 
 def test_build_skip_bad_accounts_for_every_input(tmp_path: Path) -> None:
@@ -395,6 +395,21 @@ def test_build_names_drafts_that_may_go_on(tmp_path: Path) -> None:
     assert foreign.name in warning
     assert "run2" not in warning
     assert foreign.is_dir()
+
+
+@pytest.mark.parametrize("name", ["x", "deep/x"])
+def test_build_inside_of_a_run_folder_is_refused(tmp_path: Path, name: str) -> None:
+    """A run in a run would break the seal of the one around it; by a link it is refused too."""
+    source = _folder(tmp_path / "in", 1)
+    around = _build(source, tmp_path / "run")
+    before = sorted(os.walk(tmp_path))
+    (tmp_path / "link").symlink_to(tmp_path / "run")
+    for way in ("run", "link"):
+        with pytest.raises(InputError, match="is a run folder itself"):
+            _build(source, tmp_path / way / name)
+    (tmp_path / "link").unlink()
+    assert sorted(os.walk(tmp_path)) == before
+    around.verify()
 
 
 def test_build_file_larger_than_any_picture_is_not_read(tmp_path: Path) -> None:

@@ -159,10 +159,26 @@ def test_rows_that_were_not_reached_may_be_sent_again(tmp_path: Path, rows: list
 
 
 def test_duplicate_ids_raise(tmp_path: Path, server: Server, rows: list[Row]) -> None:
-    """Two rows of one id cannot be told apart: nothing is sent."""
-    with engine(tmp_path, server) as one, pytest.raises(InputError, match="repeat an id"):
-        one.infer_partial([rows[0], rows[1], rows[0]])
+    """Two rows of one id cannot be told apart: nothing is sent, and each is named by its index, as failures are."""
+    bad = {**rows[2], "image_path": "missing.png"}
+    with engine(tmp_path, server) as one, pytest.raises(InputError, match="repeat an id") as caught:
+        one.infer_partial([rows[0], bad, rows[1], rows[0], rows[0]])
     assert server.requests == 0
+    told = {problem.where: problem.message for problem in caught.value.problems if problem.code == "duplicate_id"}
+    assert told == {
+        "row 0": "the same id in more than one row",
+        "row 3": "the same id in more than one row (as in row 0)",
+        "row 4": "the same id in more than one row (as in row 0)",
+    }
+    assert [problem.where for problem in caught.value.problems if problem.code != "duplicate_id"] == ["row 1"]
+    assert {problem.line for problem in caught.value.problems} == {None}
+
+
+def test_rows_of_a_job_are_told_by_index_too(tmp_path: Path, server: Server, rows: list[Row]) -> None:
+    """Whichever call the rows come with."""
+    with engine(tmp_path, server) as one, pytest.raises(InputError, match="repeat an id") as caught:
+        one.get_batch_results_partial("batch_1", [rows[0], rows[0]])
+    assert [problem.where for problem in caught.value.problems] == ["row 0", "row 1"]
 
 
 def test_equal_rows_without_ids_are_rows_of_their_own(tmp_path: Path, server: Server, rows: list[Row]) -> None:
@@ -193,6 +209,14 @@ def test_wrong_options_are_told_at_once(tmp_path: Path) -> None:
     with pytest.raises(InputError) as caught:
         Engine(options(tmp_path, model=None, sources=["x"], out="a"), runs=tmp_path)
     assert len(caught.value.problems) == 3
+
+
+def test_images_that_are_uploaded_are_refused_with_the_way_out(tmp_path: Path) -> None:
+    """An engine builds anew with each call and would pay for uploads and requests again: Run.build is named."""
+    with pytest.raises(InputError) as caught:
+        Engine(options(tmp_path, provider="anthropic", carrier="provider-file"), key=KEY)
+    (problem,) = caught.value.problems
+    assert "Run.build" in problem.message
 
 
 def test_progress_file_tells_the_end(tmp_path: Path, server: Server, rows: list[Row]) -> None:

@@ -217,6 +217,11 @@ def test_threads_share_an_engine(place: Path, server: Server) -> None:
             assert [record["row"]["id"] for record in records] == [row["id"] for row in rows(name)]
 
 
+def _environ() -> dict[str, str]:
+    """Return an environment in which a program finds vlmbatch wherever it is started."""
+    return {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+
+
 def test_program_of_its_own_is_left_in_peace(place: Path) -> None:
     """Nothing is printed and no warning raised; a child that ends takes nothing of its parent's with it."""
     code = """
@@ -233,8 +238,7 @@ engine.close()
 print(os.path.exists(engine.run.path))
 """
     words = [sys.executable, "-W", "error", "-X", "dev", "-c", code]
-    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
-    done = subprocess.run(words, capture_output=True, text=True, check=False, env=environ)
+    done = subprocess.run(words, capture_output=True, text=True, check=False, env=_environ())
     assert (done.stdout.split(), done.stderr) == (["1", "False"], "")
 
 
@@ -296,6 +300,47 @@ def test_engine_stays_where_it_was_made(
         assert list((place / "else").iterdir()) == []
 
 
+def test_paths_of_sending_stay_where_the_engine_was_made(
+    place: Path, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every option of sending that is a path means the file that it meant then, wherever the program goes."""
+    (place / "faults.json").write_text("{}")
+    names = {"progress_path": "progress.json", "faults": "faults.json", "rehearsal": True}
+    options = BuildOptions(model="m", provider="vllm", prompt="p")
+    one = Engine(options, RunOptions(**names), runs="runs")  # type: ignore[arg-type]
+    looks = Engine(options, RunOptions(pending="pending.jsonl", ids="ids.txt"), runs="runs")
+    (place / "else").mkdir()
+    monkeypatch.chdir(place / "else")
+    run = (one.infer(rows("a")), one.run)[1]
+    assert run is not None
+    (place / "ids.txt").write_text(next(run.manifest()).custom_id)
+    looks.infer_partial(rows("a"))
+    assert list((place / "else").iterdir()) == []
+    assert (place / "progress.json").is_file()
+    assert len((place / "pending.jsonl").read_text().splitlines()) == 1
+
+
+VICTIM = """
+import os, signal
+from vlmbatch import BuildOptions, Engine
+options = BuildOptions(model="m", provider="vllm", prompt="p")
+die = lambda event: os.kill(os.getpid(), signal.SIGKILL)
+Engine(options, runs="runs", on_event=die).infer([{"image_path": "a.png"}] * 3)
+"""
+
+
+def test_what_a_killed_engine_left_goes_with_the_next_one(place: Path, server: Server) -> None:
+    """A run that was being built when its program was killed is swept from the folder of runs."""
+    victim = subprocess.run([sys.executable, "-c", VICTIM], check=False, env=_environ())
+    assert victim.returncode == -signal.SIGKILL
+    (left,) = (place / "runs").iterdir()
+    assert left.name.startswith(".")
+    one = engine(server, runs="runs")
+    one.infer(rows("a"))
+    assert one.run is not None
+    assert list((place / "runs").iterdir()) == [Path(one.run.path)]
+
+
 def test_rows_that_differ_in_bad_ones_alone_are_runs_of_their_own(place: Path, server: Server) -> None:
     """A bad row that is dropped or changed is no reason to refuse the good ones."""
     bad, worse = [{**rows("b", 1)[0], "image_path": name} for name in ("gone.png", "lost.png")]
@@ -316,7 +361,7 @@ def test_each_row_fails_where_all_are_bad(place: Path, server: Server) -> None:
 def test_folder_that_cannot_be_is_refused(place: Path, server: Server) -> None:
     """A place that is a file, or that takes no folders, is told as what it is."""
     for runs in ("a.png", "a.png/runs", "/proc"):
-        with pytest.raises(InputError, match="no run folder can be made there"):
+        with pytest.raises(InputError, match="cannot be written"):
             engine(server, runs=runs).infer(rows("a"))
 
 

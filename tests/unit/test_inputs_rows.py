@@ -248,18 +248,19 @@ def test_composite_ids_are_told_apart_by_value_and_type(root: Path) -> None:
     assert [type(one) for one in made] == [Item] * len(pairs)
 
 
-def test_repeated_ids_are_listed_with_both_lines(root: Path) -> None:
-    """All repeats are told at the end, each with the line of the first; bad rows count too, blank ids do not."""
+def test_repeated_ids_are_listed_with_all_their_lines(root: Path) -> None:
+    """Each repeated id is told once, at the end, with every line; bad rows count too, blank ids do not."""
     rows = [
         {"k": k, "image": image}
-        for k, image in [(1, "a.jpg"), (2, "a.jpg"), (1, "nope"), (2, "a.jpg"), ("", "a.jpg"), ("", "")]
+        for k, image in [(1, "a.jpg"), (2, "a.jpg"), (1, "nope"), (2, "a.jpg"), ("", "a.jpg"), ("", ""), (1, "a.jpg")]
     ]
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(InputError, match=r"3 row\(s\) repeat an id") as caught:
         _rows(root, *rows, id_fields=("k",))
-    assert [(p.line, p.message) for p in caught.value.problems] == [
-        (3, "the same k as line 1"),
-        (4, "the same k as line 2"),
+    assert [(p.lines, p.message) for p in caught.value.problems] == [
+        ((1, 3, 7), "the same k in more than one row"),
+        ((2, 4), "the same k in more than one row"),
     ]
+    assert str(caught.value.problems[0]).endswith(":1: the same k in more than one row (also lines 3, 7)")
 
 
 @given(st.lists(st.integers(0, 3000), max_size=4000))

@@ -1,4 +1,4 @@
-"""The same run for programs with an event loop: every call works in a thread and can be cancelled."""
+"""The same run for programs with an event loop: calls work in threads and can be cancelled."""
 
 from __future__ import annotations
 
@@ -37,8 +37,9 @@ _AT_ONCE: Final = 256
 class AsyncRun:
     """A run folder, asynchronously: the methods of :class:`~vlmbatch.api.run.Run`, to be awaited.
 
-    Each call works in a thread of its own; callbacks are called there. Cancelling an awaited call asks the work to stop
-    and waits until it has: sending finishes what is in flight, everything else ends at its next event.
+    What may take long works in a thread of its own; ``open``, ``submit`` and the iterators take turns in the loop's
+    pool. Cancelling an awaited call asks the work to stop and waits until it has: sending finishes what is in flight,
+    everything else ends at its next event.
 
     Attributes:
         run: The run itself.
@@ -113,11 +114,14 @@ class AsyncRun:
         slurm: SlurmOptions,
         options: RunOptions | None = None,
         *,
+        environ: Mapping[str, str] | None = None,
         key_env: str | None = None,
         key_file: str | None = None,
     ) -> Submitted:
         """See :meth:`Run.submit`; once begun it goes through."""
-        return await asyncio.to_thread(self.run.submit, slurm, options, key_env=key_env, key_file=key_file)
+        return await asyncio.to_thread(
+            self.run.submit, slurm, options, environ=environ, key_env=key_env, key_file=key_file
+        )
 
     async def collect(
         self, options: CollectOptions | None = None, results: Sequence[str] = (), *, on_event: OnEvent | None = None

@@ -8,8 +8,6 @@ there is not asked again.
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 import threading
 from collections.abc import Collection
 from dataclasses import replace
@@ -17,11 +15,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from vlmbatch import jsonl, keys, providers
 from vlmbatch.api.options import check_lists
-from vlmbatch.api.results import BatchResult, InferenceResult, all_failed, sorted_out
+from vlmbatch.api.results import BatchResult, InferenceResult, all_failed, by_index, row_problem, sorted_out
 from vlmbatch.api.run import Run
 from vlmbatch.api.scratch import Scratch
 from vlmbatch.errors import CheckFailed, InputError, Problem
 from vlmbatch.inputs.memory import check_rows
+from vlmbatch.rundir.newfolder import NewFolder
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -32,7 +31,8 @@ if TYPE_CHECKING:
     from vlmbatch.stages.running.task import RunOptions
 
 _NAME_DIGITS: Final = 12
-_PATHS: Final = ("out", "image_base_path", "prompt_file", "system_file", "json_schema", "extra_body")
+_BUILD_PATHS: Final = ("out", "image_base_path", "prompt_file", "system_file", "json_schema", "extra_body")
+_SEND_PATHS: Final = ("ids", "pending", "faults", "progress_path")
 """Options that are paths: they mean what they meant when the engine was made, wherever the program goes."""
 
 
@@ -70,11 +70,12 @@ class Engine:
     ) -> None:
         from vlmbatch.stages.run import RunOptions
 
-        self._send = send or RunOptions()
+        send = send or RunOptions()
         _check(options, has_runs=runs is not None)
         check_lists(options)
-        check_lists(self._send)
-        self._options = _settled(options)
+        check_lists(send)
+        self._options = replace(options, **{"image_base_path": os.getcwd(), **_settled(options, _BUILD_PATHS)})
+        self._send = replace(send, **_settled(send, _SEND_PATHS))
         self._runs = None if runs is None else os.path.abspath(os.fspath(runs))
         self._key, self._environ, self._key_env = key, environ, key_env
         self._on_event = on_event
@@ -116,7 +117,7 @@ class Engine:
         result = self.infer_partial(rows)
         if result.has_failures:
             problems = [
-                Problem(detail.error_type.value, detail.error_message, f"row {index}")
+                row_problem(index, detail.error_type.value, detail.error_message)
                 for index, detail in sorted(result.failures.items())
             ]
             raise CheckFailed(
@@ -171,7 +172,10 @@ class Engine:
         """
         from vlmbatch.journal import Journal
 
-        run = self._run_of(rows)
+        try:
+            run = self._run_of(rows)
+        except InputError as error:
+            raise by_index(error) from None
         job = next((one for one in Journal(run.folder).jobs.values() if one.batch_id == batch_id), None)
         if job is None:
             raise InputError(f"{batch_id}: no job of this run", hint="check the id; the rows must be the job's own")
@@ -190,14 +194,11 @@ class Engine:
             InputError: Rows cannot be built, or the folder that the options name holds other ones.
         """
         parent, scratch = self._parent()
-        draft = _draft_in(parent)
-        try:
-            options = replace(self._options, rows=rows, out=os.path.join(draft, "run"), skip_bad=True)
+        with NewFolder(os.path.join(parent, "run")) as draft:  # around the run, whose name is known once it is built
+            options = replace(self._options, rows=rows, out=os.path.join(draft.path, "run"), skip_bad=True)
             built = Run.build(options, on_event=self._on_event)
             target = self._options.out or os.path.join(parent, jsonl.sha256(_mark(built))[:_NAME_DIGITS])
             _put_in_place(built.path, target)
-        finally:
-            shutil.rmtree(draft, ignore_errors=True)
         run = Run.open(target)
         run.warnings, run.keeper = built.warnings, scratch
         if _mark(run) != _mark(built):
@@ -266,16 +267,17 @@ def _check(options: BuildOptions, *, has_runs: bool) -> None:
         "an engine takes no pipeline file, which names its own datasets": options.config is not None,
         "options.model is missing": not options.model,
         "options.out names one run folder and runs a folder of them: give one": bool(options.out) and has_runs,
+        "an engine's images stand in the requests: leave options.carrier away, or upload them once with Run.build and "
+        "send that run": options.carrier != "inline",
     }
     problems = [Problem("usage", message) for message, is_broken in rules.items() if is_broken]
     if problems:
         raise InputError(f"{len(problems)} option(s) are wrong", hint="see Engine", problems=problems)
 
 
-def _settled(options: BuildOptions) -> BuildOptions:
-    """Return options whose paths do not depend on where the program is."""
-    named = {name: os.path.abspath(path) for name in _PATHS if (path := getattr(options, name))}
-    return replace(options, **{"image_base_path": os.getcwd(), **named})
+def _settled(options: object, names: Iterable[str]) -> dict[str, Any]:
+    """Return the paths among some options' fields as they are wherever the program goes."""
+    return {name: os.path.abspath(path) for name in names if (path := getattr(options, name))}
 
 
 def _counted(rows: Iterable[Mapping[str, Any]]) -> Collection[Mapping[str, Any]]:
@@ -291,21 +293,6 @@ def _counted(rows: Iterable[Mapping[str, Any]]) -> Collection[Mapping[str, Any]]
 def _mark(run: Run) -> bytes:
     """Return what tells a run from those of other rows and settings."""
     return jsonl.dumps_canonical([run.info["manifest"], run.info["rejected"], run.info["answer"]])
-
-
-def _draft_in(parent: str) -> str:
-    """Make a folder for a run in the making, and the one that it stands in if need be.
-
-    Raises:
-        InputError: There is no room for one.
-    """
-    try:
-        os.makedirs(parent, exist_ok=True)
-        return tempfile.mkdtemp(prefix=".vlmbatch-", dir=parent)
-    except OSError as error:
-        raise InputError(
-            f"{parent}: no run folder can be made there ({error.strerror})", hint="choose another place"
-        ) from None
 
 
 def _put_in_place(built: str, target: str) -> None:

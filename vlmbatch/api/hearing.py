@@ -65,7 +65,7 @@ class Judge:
         Raises:
             IntegrityError: It is of another run.
         """
-        position = self._index.position(outcome.custom_id)
+        position = self._index.position(outcome.custom_id, outcome.line_sha256)
         if position < 0:
             raise IntegrityError(
                 f"{outcome.file}:{outcome.line}: {outcome.custom_id!r} is not an id of this run",

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from vlmbatch.errors import InputError, Problem
+from vlmbatch.inputs.memory import KIND
 from vlmbatch.records import ErrorType, Status
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from vlmbatch.api.run import Run
-    from vlmbatch.errors import InputError
     from vlmbatch.records import Record
 
 InferenceErrorType = ErrorType
@@ -133,8 +134,31 @@ def _unusable(code: str, message: str) -> FailureDetail:
 
 
 def all_failed(error: InputError, rows: int) -> dict[int, FailureDetail]:
-    """Return every row's failure where no row could be used; raise again what is about something else."""
+    """Return every row's failure where no row could be used; raise again what is about something else, by indices."""
     found = {line - 1: _unusable(one.code, one.message) for one in error.problems for line in one.lines}
     if set(found) != set(range(rows)) or any(one.code == "duplicate_id" for one in error.problems):
-        raise error
+        raise by_index(error) from None
     return dict(sorted(found.items()))
+
+
+def by_index(error: InputError) -> InputError:
+    """Return an error whose problems name rows as a program counts them: each row by itself, by its index."""
+    if not any(one.where == KIND for one in error.problems):
+        return error
+    problems = [told for one in error.problems for told in _each_row(one)]
+    return InputError(error.message, hint=error.hint, problems=problems)
+
+
+def row_problem(index: int, code: str, message: str) -> Problem:
+    """Return what is wrong with one row."""
+    return Problem(code, message, f"row {index}")
+
+
+def _each_row(problem: Problem) -> Iterator[Problem]:
+    if problem.where != KIND or not problem.lines:
+        yield problem
+        return
+    first, *others = (line - 1 for line in problem.lines)
+    yield row_problem(first, problem.code, problem.message)
+    for other in others:
+        yield row_problem(other, problem.code, f"{problem.message} (as in row {first})")

@@ -35,14 +35,13 @@ if TYPE_CHECKING:
 
 
 class Run:
-    """A run folder.
-
-    Make one with :meth:`build`, open one with :meth:`open`.
+    """A run folder; :meth:`build` makes one, :meth:`open` opens one.
 
     Attributes:
         folder: The folder, opened for reading.
         warnings: What build had to say; empty for a run that was opened.
         left_out: Files that build's folder scan left out, by reason; empty likewise.
+        uploads: Images that build ``uploaded``, and those ``reused`` from an earlier one; empty where they are inline.
         keeper: What keeps a temporary folder for as long as this object lives; None = nothing.
     """
 
@@ -51,6 +50,7 @@ class Run:
         self.keeper: object = None
         self.warnings: tuple[str, ...] = ()
         self.left_out: Mapping[str, int] = {}
+        self.uploads: Mapping[str, int] = {}
 
     def __repr__(self) -> str:
         return f"Run({self.path!r})"
@@ -96,7 +96,7 @@ class Run:
             )
         result = build(options, key=key, on_event=on_event)
         run = cls(result.run)
-        run.warnings, run.left_out = result.warnings, result.left_out
+        run.warnings, run.left_out, run.uploads = result.warnings, result.left_out, result.uploads
         return run
 
     @classmethod
@@ -227,6 +227,7 @@ class Run:
         slurm: SlurmOptions,
         options: RunOptions | None = None,
         *,
+        environ: Mapping[str, str] | None = None,
         key_env: str | None = None,
         key_file: str | None = None,
     ) -> Submitted:
@@ -235,6 +236,8 @@ class Run:
         Args:
             slurm: What is asked of the cluster.
             options: How each part is sent.
+            environ: The environment in which sbatch is called, and which it hands on to the tasks with the key in it;
+                None = this process's, as every program inherits it. Nothing in this process is changed.
             key_env: The variable that holds the key there.
             key_file: The file that holds it there.
 
@@ -242,18 +245,16 @@ class Run:
             InputError: Options make no sense on a cluster, submitit is not installed, or SLURM refuses the job.
             IntegrityError: The folder is not what build wrote.
         """
-        from vlmbatch.slurm import Job, submit
+        from vlmbatch.slurm import Submission, submit
         from vlmbatch.stages.run import RunOptions
 
         check_lists(options)
-        return submit(Job(run=self.path, slurm=slurm, send=options or RunOptions(), key_env=key_env, key_file=key_file))
+        send = options or RunOptions()
+        submission = Submission(run=self.path, slurm=slurm, send=send, key_env=key_env, key_file=key_file)
+        return submit(submission, os.environ if environ is None else environ)
 
     def collect(
-        self,
-        options: CollectOptions | None = None,
-        results: Sequence[str] = (),
-        *,
-        on_event: OnEvent | None = None,
+        self, options: CollectOptions | None = None, results: Sequence[str] = (), *, on_event: OnEvent | None = None
     ) -> CollectResult:
         """Join results into exactly one record for each request.
 
@@ -299,9 +300,11 @@ class Run:
     def seal(self, *, on_event: OnEvent | None = None) -> SealResult:
         """Hash every file of the folder into SEALED.sha256, and lay the script beside it that checks them.
 
+        Whether records and numbers are those that the results make is asked by ``collect(CollectOptions(seal=True))``.
+
         Raises:
             InputError: The folder holds links, or is a redacted copy; or somebody is working on it.
-            IntegrityError: Frozen files differ from what build wrote.
+            IntegrityError: Frozen files differ from what build wrote, or the folder contradicts itself.
         """
         from vlmbatch.stages.archive import seal
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from vlmbatch import InputError, Problem, jsonl
+from vlmbatch.inputs.base import RowError
+from vlmbatch.inputs.strict import parse_row
 from vlmbatch.jsonl import Appender
 from vlmbatch.stages.collecting.export import with_members
 
@@ -45,15 +47,11 @@ def read_rows(path: str, id_fields: Sequence[str]) -> dict[Key, Row]:
     name = os.path.basename(path)
     try:
         for line in jsonl.iter_lines(path):
-            fields = _fields(line.data)
-            key = None if fields is None else key_of(fields, id_fields)
-            if fields is None or key is None:
-                what = "not a JSON object" if fields is None else f"lacks an id field ({', '.join(id_fields)})"
-                problems.append(Problem("bad_row", what, name, line.number))
-            elif key in rows:
-                problems.append(Problem("duplicate_id", f"the same id as line {rows[key].line}", name, line.number))
-            else:
-                rows[key] = Row(key, line.data, fields, line.number)
+            try:
+                row = _row(line, id_fields, rows)
+                rows[row.key] = row
+            except RowError as fault:
+                problems.append(Problem(fault.code, fault.message, name, line.number))
     except OSError as error:
         raise InputError(f"--input {path}: cannot be read ({error.strerror})", hint="check the path") from None
     if problems or not rows:
@@ -62,13 +60,19 @@ def read_rows(path: str, id_fields: Sequence[str]) -> dict[Key, Row]:
     return rows
 
 
-def _fields(line: bytes) -> dict[str, Any] | None:
-    """Return the fields of a line, None where it is no object; long ids keep all their digits."""
-    try:
-        value = jsonl.loads_exact(line)
-    except ValueError:
-        return None
-    return value if isinstance(value, dict) else None
+def _row(line: jsonl.Line, id_fields: Sequence[str], earlier: Mapping[Key, Row]) -> Row:
+    """Return the row that a line is.
+
+    Raises:
+        RowError: It is none, or has no id, or that of an earlier row.
+    """
+    fields = parse_row(line.data)
+    key = key_of(fields, id_fields)
+    if key is None:
+        raise RowError("no_id", f"lacks an id field ({', '.join(id_fields)})")
+    if key in earlier:
+        raise RowError("duplicate_id", f"the same id as line {earlier[key].line}")
+    return Row(key, line.data, fields, line.number)
 
 
 class Output:
@@ -89,9 +93,12 @@ class Output:
         self._file = Appender(path)
 
     def _note(self, line: bytes) -> None:
-        value = _fields(line)
-        key = None if value is None else key_of(value, self._id_fields)
-        if value is not None and key is not None:
+        try:
+            value = jsonl.loads_exact(line)
+        except ValueError:
+            return
+        key = key_of(value, self._id_fields) if isinstance(value, dict) else None
+        if key is not None:
             self._last[key] = jsonl.sha256(line)
             if value.get("error", "") is None:
                 self.answered.add(key)

@@ -7,7 +7,6 @@ import re
 import tempfile
 import time
 from dataclasses import dataclass, field
-from io import BytesIO
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
@@ -170,8 +169,7 @@ class Runner:
     def _build_options(self, rows: Sequence[Row], target: str) -> BuildOptions:
         args = self._args
         return BuildOptions(
-            sources=("-",),
-            stdin=BytesIO(b"".join(row.data + b"\n" for row in rows)),
+            rows=[row.fields for row in rows],
             out=target,
             model=args.model_id,
             provider=PROVIDERS[args.provider],

@@ -8,7 +8,6 @@ path stays: its bytes go into the request.
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 import math
@@ -19,6 +18,7 @@ from vlmbatch import jsonl
 from vlmbatch.errors import InputError
 from vlmbatch.inputs.base import RowError
 from vlmbatch.inputs.tables import Row
+from vlmbatch.inputs.values import carried
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -44,16 +44,6 @@ def _load_pyarrow() -> Any:
     return pyarrow
 
 
-def is_image(value: Any) -> bool:
-    """Tell whether a value is an image as Hugging Face datasets store it: {bytes, path}, either may be null."""
-    return (
-        isinstance(value, dict)
-        and value.keys() == {"bytes", "path"}
-        and isinstance(value["bytes"], bytes | None)
-        and isinstance(value["path"], str | None)
-    )
-
-
 class ArrowTable:
     """One table in one or more Parquet or Arrow files of the same columns.
 
@@ -72,7 +62,6 @@ class ArrowTable:
         self.name = name
         self.kind = kind
         self.image_columns: frozenset[str] = frozenset()
-        """Columns whose bytes are images even without the {bytes, path} form."""
 
     def columns(self) -> tuple[str, ...]:
         """Return the names of the columns (see :class:`~vlmbatch.inputs.tables.Table`)."""
@@ -102,7 +91,7 @@ class ArrowTable:
             return tuple(schema.names), schema.metadata or {}
 
     def count(self) -> int | None:
-        """Return the number of rows where the files' own footers tell it (Parquet), else None."""
+        """Return the number of rows where the files' own footers tell it (Parquet); see :class:`Table`."""
         if self.kind != "parquet":
             return None
         total = 0
@@ -234,19 +223,6 @@ def digest_of(files: Any) -> str:
     for sha256, name in files:
         digest.update(sha256.encode() + b"  " + name + b"\n")
     return digest.hexdigest()
-
-
-def carried(value: Any, *, in_image_column: bool) -> Any:
-    """Return a cleaned value as it stands in ``row``."""
-    if is_image(value):
-        return {"path": value["path"]}
-    if isinstance(value, bytes):
-        return {"path": None} if in_image_column else base64.b64encode(value).decode()
-    if isinstance(value, dict):
-        return {key: carried(inner, in_image_column=False) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [carried(inner, in_image_column=in_image_column) for inner in value]
-    return value
 
 
 class _Guard:

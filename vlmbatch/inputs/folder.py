@@ -59,6 +59,8 @@ _LEFT_OUT_WORDS = {
 }
 """Reasons for which a file is left out that do not explain themselves, in words."""
 
+_LOOKED_FOR = "every file was looked for that is not hidden and has no suffix of another kind"
+
 _RUN_FILES = (b"run.json", b"SHA256SUMS")
 """What a run folder holds: whoever builds from all of a project's folder does not mean the runs in it."""
 
@@ -259,11 +261,23 @@ class FolderSource:
                 index += 1
         scan.finish()
         if not index and not self.report.problems:
-            counts = say_left_out(self.report.left_out)
-            raise InputError(
-                f"{self.path}: nothing to build, no image found" + (f" (left out: {counts})" if counts else ""),
-                hint="name tables one by one; hidden files and known non-image suffixes are left out of folders",
-            )
+            raise self._nothing()
+
+    def _nothing(self) -> InputError:
+        """Return the error of folders without an image: what was looked for, and what may be meant."""
+        left_out = self.report.left_out
+        counts = say_left_out(left_out)
+        ways = {
+            "check the path": not left_out,
+            "a table is named itself, not its folder": "suffix" in left_out,
+            "--follow-links follows links": "link" in left_out,
+            "an image of another name is taken where it is named itself": bool({"suffix", "hidden"} & set(left_out)),
+        }
+        return InputError(
+            f"{self.path}: nothing to build, no image found in this folder or below"
+            + (f" (left out: {counts})" if counts else ""),
+            hint="; ".join([_LOOKED_FOR, *filter(ways.get, ways)]),
+        )
 
     def _scan(self, report: SourceReport) -> Scan:
         return Scan(self._root, report, self._options.follow_links, self._options.allow_outside)

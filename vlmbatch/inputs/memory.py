@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from vlmbatch import jsonl
 from vlmbatch.errors import InputError
-from vlmbatch.inputs.arrow import carried, is_image
 from vlmbatch.inputs.base import RowError
 from vlmbatch.inputs.strict import MAX_DEPTH
 from vlmbatch.inputs.tables import Row, json_row
+from vlmbatch.inputs.values import carried, is_image
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -72,13 +72,12 @@ class MemoryRows:
         self._digest = hashlib.sha256()
         self._nulls: Counter[str] = Counter()
         self.image_columns: frozenset[str] = frozenset()
-        """Fields whose values are images."""
 
     def columns(self) -> None:
         """Return None: each row has its own fields."""
 
     def count(self) -> int | None:
-        """Return the number of rows, None where only iterating would tell."""
+        """Return the number of rows, None where only iterating would tell (see :class:`Table`)."""
         rows = self._memory.rows
         return len(rows) if isinstance(rows, Sized) else None
 

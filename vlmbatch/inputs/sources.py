@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from array import array
+from dataclasses import replace
 from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
 from vlmbatch.errors import InputError, Problem, cannot_read
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 _STDIN = "-"
 _PLACE_BITS = 48
 """A place is the number of the table and the line in it, in one integer."""
+_LINE = (1 << _PLACE_BITS) - 1
 
 _SHOWN_PROBLEMS = 1000
 
@@ -166,7 +169,7 @@ class TableSource:
         self._allow_absolute = allow_absolute or [False] * len(tables)
         self._bases = [os.path.abspath(os.fsencode(options.image_base_path or one.base)) for one in tables]
         self._record = os.path.commonpath(self._bases)
-        self._problems: list[Problem] = []
+        self._repeats: dict[tuple[int, int], tuple[Problem, array[int]]] = {}
         self._repeated = 0
         kinds = {one.kind for one in tables}
         self.kind = kinds.pop() if len(kinds) == 1 else "tables"
@@ -185,9 +188,8 @@ class TableSource:
             table = self._open(found)
             try:
                 maker = self._maker(table, number, ids)
-                if len(self._tables) == 1 and isinstance(table, ArrowTable | MemoryRows):
-                    count = table.count()
-                    self.total = None if count is None else count * len(maker.recipe.texts)
+                count = table.count() if len(self._tables) == 1 else None
+                self.total = None if count is None else count * len(maker.recipe.texts)
                 images = 0
                 for row in table.rows():
                     self._note_repeat(maker, table, row.line, maker.repeats(row))
@@ -219,8 +221,7 @@ class TableSource:
         problems = check_columns(table, recipe.columns)
         if problems:
             raise InputError(f"{table.name}: columns are missing", hint=COLUMNS_HINT, problems=problems)
-        if isinstance(table, ArrowTable | MemoryRows):
-            table.image_columns = recipe.image_columns
+        table.image_columns = recipe.image_columns
         root = ImageRoot(
             self._bases[number],
             self.report,
@@ -233,15 +234,21 @@ class TableSource:
         return RowMaker(recipe, root, table.name, options.id_fields, ids, place, options.allow_no_image)
 
     def _note_repeat(self, maker: RowMaker, table: Table, line: int, earlier: int | None) -> None:
+        """Note a row that has the id of an earlier one; those of one id are told together, for each table."""
         if earlier is None:
             return
         self._repeated += 1
-        if len(self._problems) < _SHOWN_PROBLEMS:
-            first = self._tables[earlier >> _PLACE_BITS].name
-            where = "" if first == table.name else f" of {first}"
-            fields = ",".join(maker.id_fields)
-            what = f"the same {fields} as line {earlier & ((1 << _PLACE_BITS) - 1)}{where}"
-            self._problems.append(Problem("duplicate_id", what, table.name, line))
+        kind = earlier, maker.place
+        if kind in self._repeats:
+            self._repeats[kind][1].append(line)
+        elif len(self._repeats) < _SHOWN_PROBLEMS:
+            first, fields = earlier & _LINE, ",".join(maker.id_fields)
+            if earlier - first == maker.place:
+                what = f"the same {fields} in more than one row"
+                self._repeats[kind] = Problem("duplicate_id", what, table.name, first), array("Q", [line])
+            else:
+                what = f"the same {fields} as line {first} of {self._tables[earlier >> _PLACE_BITS].name}"
+                self._repeats[kind] = Problem("duplicate_id", what, table.name, line), array("Q")
 
     def _count_unnamed(self, found: Found, images: int) -> None:
         """Count the files of an ImageFolder that its metadata does not name."""
@@ -260,7 +267,7 @@ class TableSource:
             raise InputError(
                 f"{self._repeated:,} row(s) repeat an id: answers could not be told apart",
                 hint="make the ids unique, or name more fields with --id-fields",
-                problems=self._problems,
+                problems=[replace(first, again=tuple(again)) for first, again in self._repeats.values()],
             )
 
 

@@ -45,6 +45,8 @@ class Table(Protocol):
     """A table, opened once and read once."""
 
     name: str
+    image_columns: frozenset[str]
+    """Columns whose bytes are images, set before the rows are read; text holds no bytes."""
 
     def columns(self) -> tuple[str, ...] | None:
         """Return the names of the columns, None where rows have no common ones.
@@ -52,6 +54,10 @@ class Table(Protocol):
         Raises:
             InputError: The header is broken.
         """
+        ...
+
+    def count(self) -> int | None:
+        """Return the number of rows, None where only reading to the end would tell."""
         ...
 
     def rows(self) -> Iterator[Row]:
@@ -86,11 +92,16 @@ class _TextTable:
     def __init__(self, file: TextFile) -> None:
         self._file = file
         self.name = file.name
+        self.image_columns: frozenset[str] = frozenset()
         self.sha256 = file.sha256
         self.close = file.close
 
     def columns(self) -> tuple[str, ...] | None:
         """Return None: each row has its own fields."""
+        return None
+
+    def count(self) -> int | None:
+        """Return None: text is read once."""
         return None
 
 
@@ -348,8 +359,10 @@ def check_columns(table: Table, wanted: Sequence[str]) -> list[Problem]:
     columns = table.columns()
     if not columns:
         return []
+    is_strange = isinstance(table, Delimited) and not set(wanted) & set(columns)
+    taken = "; the first line was taken for the header" if is_strange else ""
     return [
-        Problem("no_column", f"no column {field!r}; {those_there(field, columns)}", table.name)
+        Problem("no_column", f"no column {field!r}; {those_there(field, columns)}{taken}", table.name)
         for field in dict.fromkeys(wanted)
         if field not in columns
     ]

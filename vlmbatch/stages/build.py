@@ -20,7 +20,7 @@ from vlmbatch.freeze import custom_id, freeze
 from vlmbatch.inputs.base import Item, Rejected
 from vlmbatch.providers.base import ImagePart
 from vlmbatch.records import Event, ImageFacts, ImageRecord
-from vlmbatch.rundir import Draft, RunDir
+from vlmbatch.rundir import Draft, RunDir, run_around
 from vlmbatch.stages.building.plan import BuildOptions, Plan, plan
 from vlmbatch.stages.building.press import Made, Press
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from vlmbatch.batch.carrier import FileStore
     from vlmbatch.images import ImagePolicy
-    from vlmbatch.inputs.base import ImageSource
+    from vlmbatch.inputs.base import ImageSource, Source
     from vlmbatch.providers.base import Ask, Limits, Part, Provider
 
 
@@ -47,12 +47,15 @@ class BuildResult:
         run: The finished run folder.
         counts: ``requests``, ``images``, ``rejected``, ``duplicate_images`` and what else was counted.
         left_out: Files that the folder scan left out, by reason.
+        uploads: Images put into the provider's file store (``uploaded``), and found there (``reused``); empty where
+            they are inline.
         warnings: Sentences for people.
     """
 
     run: RunDir
     counts: dict[str, int]
     left_out: dict[str, int]
+    uploads: dict[str, int]
     warnings: tuple[str, ...]
 
 
@@ -71,6 +74,7 @@ def build(
         RefusedError: The provider's file store did not take an image; no folder is left behind.
     """
     todo = plan(options)
+    _check_place(options.out)
     provider = providers.get(todo.provider, todo.ask.url)
     warnings = [*_check_asks(provider, todo.asks), *_missing_word(todo), *_other_maker(todo)]
     with Draft(options.out) as draft, _file_store(todo, provider, key) as store:
@@ -83,8 +87,19 @@ def build(
         RunDir.open(options.out),
         info["counts"],
         report.left_out,
+        {"uploaded": store.uploaded, "reused": store.reused} if store else {},
         (*warnings, *report.warnings, *map(str, report.problems), *press.warnings(), *_beside(draft)),
     )
+
+
+def _check_place(out: str) -> None:
+    """Refuse to build where a run folder would no longer be what its own build, or a seal, says it is."""
+    folder = run_around(out)
+    if folder is not None:
+        raise InputError(
+            f"{out}: would stand inside of {folder}, which is a run folder itself",
+            hint="a run folder holds one run: choose a place outside of it for --out",
+        )
 
 
 def _file_store(todo: Plan, provider: Provider, key: str | None) -> AbstractContextManager[FileStore | None]:
@@ -98,13 +113,17 @@ def _file_store(todo: Plan, provider: Provider, key: str | None) -> AbstractCont
             hint="leave --carrier away (the images go inline), or use --url /v1/responses where the provider has it",
         )
     from vlmbatch.batch.carrier import FileStore
+    from vlmbatch.stages.running.sending import need_key
+    from vlmbatch.transport import check_base_url
 
+    base_url = check_base_url(options.base_url) if options.base_url else provider.default_base_url()
+    need_key(provider, [base_url], key)
     return FileStore(
         provider,
         provider.url(todo.ask),
         todo.ask.model,
         out=options.out,
-        base_url=options.base_url,
+        base_url=base_url,
         key=key,
         headers=provider.frozen_headers(todo.ask),
     )
@@ -149,29 +168,32 @@ def _missing_word(todo: Plan) -> list[str]:
 
 def _other_maker(todo: Plan) -> list[str]:
     """Return a warning where nobody named a provider and the model's name tells of another than the default."""
-    model = todo.ask.model
-    maker = providers.maker(model)
-    if todo.options.provider or maker in {None, todo.provider}:
-        return []
-    return [f"{model} looks like a model of {maker}, and this run is built for {todo.provider}; --provider {maker}?"]
+    said = "" if todo.options.provider else providers.doubt(todo.ask.model, todo.provider)
+    return [said] if said else []
 
 
 # --- workers: item → frozen line ---------------------------------------------------------------------------
 
 
 def _pressed(todo: Plan, provider: Provider, stem: str, store: FileStore | None) -> Iterator[Made | Rejected]:
-    """Yield items frozen or rejected, in input order, from a bounded window of worker threads."""
+    """Yield items frozen or rejected, in input order, from a bounded window of worker threads.
+
+    Raises:
+        InputError: The source cannot be used as a whole; raised behind all that came of it before.
+    """
     workers = todo.options.workers or _processors()
-    window: deque[Future[Made | Rejected] | Rejected] = deque()
+    window: deque[Future[Made | Rejected] | Rejected | InputError] = deque()
 
     def next_done() -> Made | Rejected:
         head = window.popleft()
+        if isinstance(head, InputError):
+            raise head
         return head if isinstance(head, Rejected) else head.result()
 
     with ThreadPoolExecutor(max_workers=workers, thread_name_prefix="build") as pool:
         try:
-            for item in todo.source:
-                if isinstance(item, Rejected):
+            for item in _to_the_fault(todo.source):
+                if isinstance(item, Rejected | InputError):
                     window.append(item)
                 else:
                     window.append(pool.submit(_make, item, todo, provider, stem, store))
@@ -181,6 +203,14 @@ def _pressed(todo: Plan, provider: Provider, stem: str, store: FileStore | None)
                 yield next_done()
         finally:
             pool.shutdown(cancel_futures=True)
+
+
+def _to_the_fault(source: Source) -> Iterator[Item | Rejected | InputError]:
+    """Yield what a source gives, and behind it what is wrong with the source as a whole, if anything is."""
+    try:
+        yield from source
+    except InputError as error:
+        yield error
 
 
 def _processors() -> int:

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
-import shutil
 from typing import TYPE_CHECKING
 
-from vlmbatch import jsonl
 from vlmbatch.errors import InputError
-from vlmbatch.rundir.draft import missing_parents
+from vlmbatch.rundir.newfolder import NewFolder, missing_parents
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,8 +36,6 @@ def check_new(target: str) -> None:
 def new_folder(target: str) -> Iterator[str]:
     """Make a folder under a hidden name beside its place; it gets there when the block ends without an exception.
 
-    Parents that do not exist are made, and go again where the folder does not come to be.
-
     Args:
         target: Where the folder is to stand.
 
@@ -51,21 +46,6 @@ def new_folder(target: str) -> Iterator[str]:
         InputError: Something stands there already, or nothing can be made there.
     """
     check_new(target)
-    target = os.path.abspath(target)
-    parent, name = os.path.split(target)
-    hidden = os.path.join(parent, f".{name}.{secrets.token_hex(4)}.building")
-    made = missing_parents(parent)
-    try:
-        try:
-            os.makedirs(hidden)
-        except OSError as error:
-            raise InputError(f"{target}: cannot be made ({error.strerror})", hint="choose another place") from None
-        yield hidden
-        jsonl.fsync_dir(hidden)
-        os.rename(hidden, target)
-        jsonl.fsync_dir(parent)
-    finally:
-        shutil.rmtree(hidden, ignore_errors=True)
-        for folder in reversed(made):
-            with contextlib.suppress(OSError):  # it holds the new folder, or what somebody else put there
-                os.rmdir(folder)
+    with NewFolder(target) as folder:
+        yield folder.path
+        folder.put_in_place()

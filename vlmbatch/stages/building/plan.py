@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import IO, TYPE_CHECKING, Any
 
 from vlmbatch import classify, images, inputs, jsonl, providers
-from vlmbatch.errors import InputError, Problem, cannot_read
+from vlmbatch.errors import InputError, Problem, cannot_read, counted
 from vlmbatch.inputs import strict
 from vlmbatch.inputs.base import DEFAULT_IMAGE_FIELD, RowError, Verbatim
 from vlmbatch.providers.base import Ask
@@ -130,11 +130,12 @@ def plan(options: BuildOptions) -> Plan:
         raise InputError("--out is missing", hint="name the run folder to make")
     problems = _wrong_values(options) + ([] if options.config else _contradictions(options))
     if problems:
-        raise InputError(f"{len(problems)} option(s) are wrong", hint="vlmbatch build --help", problems=problems)
+        wrong = counted(len(problems), "[option is|options are] wrong")
+        raise InputError(wrong, hint="vlmbatch build --help lists the options", problems=problems)
     if options.config:
         return _plan_config(options)
     verbatim, ask = _read_ask(options, options.model or "")
-    prompt = _text(verbatim["prompt"]) if "prompt" in verbatim else None
+    prompt = _text(verbatim["prompt"], options.prompt_file or "--prompt") if "prompt" in verbatim else None
     return Plan(
         options=options,
         provider=provider_name(options),
@@ -288,11 +289,11 @@ def _read_ask(options: BuildOptions, model: str) -> tuple[dict[str, Verbatim], A
         verbatim["prompt"] = Verbatim("prompt.txt", options.prompt.encode("utf-8", "surrogatepass"))
     if options.prompt_template is not None:
         verbatim["template"] = Verbatim("prompt-template.txt", options.prompt_template.encode("utf-8", "surrogatepass"))
-    schema = _schema(verbatim["schema"]) if "schema" in verbatim else None
+    schema = _schema(verbatim["schema"], options.json_schema) if "schema" in verbatim else None
     ask = Ask(
         model=model,
         url=options.url,
-        system=_text(verbatim["system"]) if "system" in verbatim else None,
+        system=_text(verbatim["system"], options.system_file) if "system" in verbatim else None,
         max_tokens=options.max_tokens or DEFAULT_MAX_TOKENS,
         max_tokens_field=options.max_tokens_field,
         temperature=options.temperature,
@@ -302,7 +303,9 @@ def _read_ask(options: BuildOptions, model: str) -> tuple[dict[str, Verbatim], A
         thinking_budget=options.thinking_budget,
         json_answer=options.response_format == "json" or schema is not None,
         json_schema=schema,
-        extra_body=_object(verbatim["extra_body"], "--extra-body") if "extra_body" in verbatim else {},
+        extra_body=_object(verbatim["extra_body"], f"--extra-body {options.extra_body}")
+        if "extra_body" in verbatim
+        else {},
     )
     return verbatim, ask
 
@@ -350,35 +353,35 @@ def _read(path: str) -> Verbatim:
         raise cannot_read(path, error) from None
 
 
-def _text(file: Verbatim) -> str:
+def _text(file: Verbatim, where: str | None) -> str:
     """Return a text file's words: a byte order mark and one line break at the end are no part of them."""
     try:
         text = file.data.removeprefix(jsonl.BOM).decode("utf-8")
     except UnicodeDecodeError as error:
-        raise InputError(f"{file.name}: not UTF-8 (byte {error.start})", hint="save it as UTF-8") from None
+        raise InputError(f"{where}: not UTF-8 (byte {error.start})", hint="save it as UTF-8") from None
     text = text.removesuffix("\n").removesuffix("\r")
     if not text.strip():
-        raise InputError(f"{file.name}: empty", hint="write the prompt into it")
+        raise InputError(f"{where}: empty", hint="write the prompt into it")
     return text
 
 
-def _schema(file: Verbatim) -> dict[str, Any]:
-    schema = _object(file, "--json-schema")
+def _schema(file: Verbatim, where: str | None) -> dict[str, Any]:
+    schema = _object(file, f"--json-schema {where}")
     problem = classify.schema_problem(schema)
     if problem:
-        raise InputError(f"--json-schema {file.name}: {problem}", hint="mend the schema")
+        raise InputError(f"--json-schema {where}: {problem}", hint="mend the schema")
     return schema
 
 
-def _object(file: Verbatim, flag: str) -> dict[str, Any]:
+def _object(file: Verbatim, where: str) -> dict[str, Any]:
     """Return the JSON object that a file holds; what would not come out as it went in is refused."""
     try:
         value = strict.parse_row(file.data.removeprefix(jsonl.BOM), what="file")
     except RowError as error:
-        raise InputError(f"{flag} {file.name}: {error.message}", hint="mend the file") from None
+        raise InputError(f"{where}: {error.message}", hint="mend the file") from None
     faults = [fault for one in strict.scalars(value) if (fault := strict.unwritable(one))]
     if faults:
-        raise InputError(f"{flag} {file.name}: {faults[0]}", hint="mend the file")
+        raise InputError(f"{where}: {faults[0]}", hint="mend the file")
     return value
 
 

@@ -12,7 +12,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from vlmbatch import __version__, jsonl
-from vlmbatch.errors import InputError
+from vlmbatch.errors import InputError, counted
 from vlmbatch.freeze import LineWriter, ShardWriter, id_stem
 from vlmbatch.inputs.base import Rejected
 from vlmbatch.providers import limits
@@ -177,7 +177,7 @@ class Press:
             return
         said = f"nothing to build: {source.path} gave no usable input"
         raise InputError(
-            said if options.skip_bad or not bad else f"{bad:,} bad input(s); nothing was written",
+            said if options.skip_bad or not bad else f"{counted(bad, 'bad [input|inputs]')}; nothing was written",
             hint=refusals.way_out(
                 is_all=refusals.count == seen,
                 names_fields=options.config is None,
@@ -268,8 +268,9 @@ class Press:
     def warnings(self) -> list[str]:
         """Return one sentence for each odd thing that was noticed, with its count."""
         noticed = self._noticed
-        sentences = {**_SENTENCES, **limits.SENTENCES}
-        return [f"{noticed[code]:,} {sentence}" for code, sentence in sentences.items() if noticed[code]]
+        bounds = self._provider.limits(self._ask.model, self._plan.options.limits)
+        sentences = {**_SENTENCES, **limits.sentences(bounds)}
+        return [counted(noticed[code], sentence) for code, sentence in sentences.items() if noticed[code]]
 
 
 _PART = 1 << 20

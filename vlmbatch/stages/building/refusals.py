@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from vlmbatch.errors import Problem
 from vlmbatch.inputs.base import COLUMNS_HINT
+from vlmbatch.providers import limits
 
 if TYPE_CHECKING:
     from vlmbatch.inputs.base import Rejected
@@ -64,6 +65,7 @@ class Refusals:
         codes = {code for code, _, _ in self._kinds}
         ways = {
             "mend them": True,
+            **dict.fromkeys(limits.ways_out(codes), True),
             "--convert-unsupported converts what the provider does not take": not converts and codes & _CONVERTIBLE,
             COLUMNS_HINT: is_all and self._lacks_fields and names_fields,
             "say with --image-base-path where image paths start": is_all and codes == {"image_not_found"},
