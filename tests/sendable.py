@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tests.made import manifest_head, run_json
 from vlmbatch import jsonl, providers
 from vlmbatch.freeze import LineWriter, ShardWriter, custom_id
-from vlmbatch.records import RUN_SCHEMA
 from vlmbatch.rundir import MANIFEST, Draft, RunDir
 
 if TYPE_CHECKING:
@@ -33,29 +33,16 @@ def make_run(
         for index in range(count):
             manifest.put(jsonl.dumps(_freeze(shards, index, body_bytes, max_tokens)))
         shards.close()
-        info: dict[str, Any] = {
-            "schema": RUN_SCHEMA,
-            "tool": {"name": "vlmbatch", "version": "0.0.0"},
-            "libraries": {},
-            "created_at": "2026-05-01T10:00:00Z",
-            "host": "maker",
-            "provider": provider,
-            "model": MODEL,
-            "request": {"method": "POST", "url": URL, "params": {"max_tokens": max_tokens}},
-            "prompt": None,
-            "system": None,
-            "inputs": [],
-            "source": {"kind": "folder", "path": "made", "sha256": "0" * 64, "count": count},
-            "image_policy": {"name": "as-is"},
-            "answer": {"json": False, "schema": None},
-            "id_stem": STEM,
-            "counts": {"requests": count, "rejected": 0, "images": 0, "duplicate_images": 0},
-            "shards": shards.shards,
-            "manifest": {**manifest.close(), "requests": count},
-            "rejected": None,
-            "extensions": {},
-        }
-        draft.publish(info)  # type: ignore[arg-type]
+        draft.publish(
+            run_json(
+                provider=provider,
+                model=MODEL,
+                request={"method": "POST", "url": URL, "params": {"max_tokens": max_tokens}},
+                id_stem=STEM,
+                shards=shards.shards,
+                manifest=manifest.close(),
+            )
+        )
     assert providers.get(provider, URL)
     return RunDir.open(target)
 
@@ -76,18 +63,7 @@ def _freeze(shards: ShardWriter, index: int, body_bytes: int, max_tokens: int) -
     inner = jsonl.dumps_canonical(body)
     line = jsonl.dumps({"custom_id": row_id(index), "method": "POST", "url": URL, "body": jsonl.Fragment(inner)})
     shard, offset = shards.put(line, images=0)
-    return {
-        "custom_id": row_id(index),
-        "shard": shard,
-        "offset": offset,
-        "length": len(line),
-        "body_offset": len(line) - 1 - len(inner),
-        "body_length": len(inner),
-        "inner_sha256": jsonl.sha256(inner),
-        "line_sha256": jsonl.sha256(line),
-        "images": [],
-        "row": {},
-    }
+    return {**manifest_head(row_id(index), inner, line, shard=shard, offset=offset), "row": {}}
 
 
 def attempts_of(run: RunDir, *, rehearsal: bool = False) -> list[dict[str, Any]]:

@@ -8,12 +8,18 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_SECONDS = 60
+_SECONDS = 100
 
 
-def wait_until(condition: Callable[[], object]) -> None:
-    """Wait until a condition holds; after a minute it will not any more."""
-    until = time.monotonic() + _SECONDS
+def wait_until(condition: Callable[[], object], otherwise: str = "it never came to be") -> None:
+    """Wait until a condition holds, looking less often with time; after so long it will not any more.
+
+    Args:
+        condition: What is looked at.
+        otherwise: What is told where it does not come to hold.
+    """
+    start = time.monotonic()
     while not condition():
-        assert time.monotonic() < until, "it never came to be"
-        time.sleep(0.005)
+        waited = time.monotonic() - start
+        assert waited < _SECONDS, otherwise
+        time.sleep(min(0.005 + waited / 20, 0.2))

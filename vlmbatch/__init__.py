@@ -15,7 +15,7 @@ floor                 rooms
 ====================  ===============================================================================================
 ground                ``errors``, ``records`` (the shapes of all files), ``jsonl`` (how bytes are written)
 matter                ``inputs`` (rows and files become items), ``images``, ``tokens``, ``classify`` (nine statuses),
-                      ``retry``, ``pace``, ``prices``, ``progress``, ``keys``, ``stop``
+                      ``retry``, ``pace``, ``prices``, ``progress``, ``keys``, ``stop``, ``descriptors``
 tongues, folder       ``providers`` (one wire format each), ``rundir`` (the folder: made, opened, checked)
 the jobs' book        ``journal`` (which batch jobs the run has, and what became of each)
 making and moving     ``freeze`` (items become frozen lines), ``transport`` (bytes go out), ``attempts`` (results are
@@ -32,10 +32,10 @@ Names of this package are loaded when they are first used: ``import vlmbatch`` a
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # typing's own, without typing: until this module is loaded, Ctrl-C is a traceback
 if TYPE_CHECKING:
+    from typing import Any
+
     from vlmbatch.api.aio import AsyncRun
     from vlmbatch.api.engine import Engine
     from vlmbatch.api.hearing import Judged
@@ -146,6 +146,8 @@ def __getattr__(name: str) -> Any:
     """Load a public name from its room when it is first used."""
     if name not in _ROOM_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
     value = getattr(import_module(_ROOM_OF[name]), name)
     globals()[name] = value
     return value

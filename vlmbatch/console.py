@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import sys
 import time
 import unicodedata
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from vlmbatch.errors import VlmbatchError
     from vlmbatch.records import Event
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 _SHOWN_PROBLEMS = 20
 _PLAIN_EVERY_S = 60.0
 _TTY_EVERY_S = 0.1
+_SHORTEST_BAR, _LONGEST_BAR = 8, 28
+_LONGEST_TIME = "99:59:59"
 
 
 def safe(text: str) -> str:
@@ -43,18 +46,48 @@ class ReaderLeft(Exception):  # noqa: N818  (nobody's fault)
     """Whoever read our stdout has closed it: there is nobody to tell anything to."""
 
 
+class OutputLost(Exception):  # noqa: N818  (like ReaderLeft)
+    """Stdout takes no more: the disk is full, say. Its message is the system's word for it."""
+
+
+@contextlib.contextmanager
+def writing() -> Iterator[None]:
+    """Tell what goes wrong with stdout from what goes wrong with files.
+
+    Raises:
+        ReaderLeft: Nobody reads it any more.
+        OutputLost: It cannot be written.
+    """
+    try:
+        yield
+    except BrokenPipeError:
+        raise ReaderLeft from None
+    except OSError as error:
+        raise OutputLost(error.strerror or str(error)) from None
+
+
 def out(text: str = "") -> None:
     """Write one line of a result to stdout; what its encoding lacks becomes ``-`` (rules) or ``?``.
 
     Raises:
         ReaderLeft: Nobody reads it any more.
+        OutputLost: It cannot be written.
     """
     try:
-        sys.stdout.write(text + "\n")
+        with writing():
+            sys.stdout.write(text + "\n")
     except UnicodeEncodeError as error:
         out(text.replace("─", "-").encode(error.encoding, "replace").decode(error.encoding))
-    except BrokenPipeError:
-        raise ReaderLeft from None
+
+
+def say(text: str) -> None:
+    """Write a sentence of a result to stdout; on a terminal lines break between words. Not for tables and commands.
+
+    Raises:
+        ReaderLeft: Nobody reads it any more.
+        OutputLost: It cannot be written.
+    """
+    out(wrapped(text, sys.stdout))
 
 
 def out_bytes(data: bytes) -> None:
@@ -62,13 +95,48 @@ def out_bytes(data: bytes) -> None:
 
     Raises:
         ReaderLeft: Nobody reads it any more.
+        OutputLost: It cannot be written.
     """
-    try:
+    with writing():
         sys.stdout.flush()
         sys.stdout.buffer.write(data if data.endswith(b"\n") else data + b"\n")
         sys.stdout.buffer.flush()
-    except BrokenPipeError:
-        raise ReaderLeft from None
+
+
+def let_go() -> None:
+    """Drop what stdout and stderr could not get rid of, or the interpreter complains of it at its end."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except ValueError:
+            continue  # closed
+        except OSError:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, stream.fileno())
+            os.close(nowhere)
+
+
+def wrapped(text: str, stream: Any) -> str:
+    """Return a paragraph broken between words at the width of a terminal, as it is where the stream is none."""
+    if not is_terminal(stream):
+        return text
+    room = _columns(stream)
+    lines = [""]
+    for number, word in enumerate(text.split(" ")):
+        longer = f"{lines[-1]} {word}" if number else word
+        if _width(longer) <= room or not lines[-1].strip():
+            lines[-1] = longer
+        else:
+            lines.append(f"  {word}")
+    return "\n".join(lines)
+
+
+def _columns(stream: Any) -> int:
+    """Return how many columns a terminal has; the variable COLUMNS is heard."""
+    if not os.environ.get("COLUMNS", "").isdigit():
+        with contextlib.suppress(OSError, ValueError):
+            return os.get_terminal_size(stream.fileno()).columns or 80
+    return shutil.get_terminal_size().columns
 
 
 @dataclass(slots=True)
@@ -92,26 +160,30 @@ class Console:
     def note(self, text: str) -> None:
         """Say something that one may want to know."""
         if self.quiet < 1:
-            self.line(safe(text))
+            self.line(wrapped(safe(text), sys.stderr))
 
     def warning(self, text: str) -> None:
         """Say something that one should know."""
         if self.quiet < 2:
-            self.line(f"{_paint('warning:', '33')} {safe(text)}")
+            self._headed("warning:", "33", text)
 
     def error(self, error: VlmbatchError) -> None:
         """Say what is wrong: the problems (20 at most, then how to see more), what and where, what to do next."""
         for problem in error.problems[:_SHOWN_PROBLEMS]:
-            self.line(f"  {safe(str(problem))}")
+            self.line(wrapped(f"  {safe(str(problem))}", sys.stderr))
         if len(error.problems) > _SHOWN_PROBLEMS:
             self.line(f"  … and more: --json lists {len(error.problems):,} of them")
         self.plain_error(error.message, error.hint)
 
     def plain_error(self, message: str, hint: str = "") -> None:
         """Say what is wrong and what to do next."""
-        self.line(f"{_paint('error:', '1;31')} {safe(message)}")
+        self._headed("error:", "1;31", message)
         if hint:
-            self.line(f"{_paint('hint:', '36')} {safe(hint)}")
+            self._headed("hint:", "36", hint)
+
+    def _headed(self, head: str, colour: str, text: str) -> None:
+        """Write a paragraph that begins with a coloured word."""
+        self.line(_paint(head, colour) + wrapped(f"{head} {safe(text)}", sys.stderr).removeprefix(head))
 
 
 def _paint(text: str, code: str) -> str:
@@ -205,6 +277,7 @@ class Watch:
     _started: float = field(default_factory=time.monotonic)
     _shown: float = 0.0
     _bar: Any = None
+    _rule: Any = None
     _task: Any = None
 
     def __enter__(self) -> Watch:
@@ -249,9 +322,10 @@ class Watch:
             from rich.console import Console as RichConsole
             from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+            self._rule = BarColumn(bar_width=_LONGEST_BAR)
             self._bar = Progress(
                 TextColumn("{task.description}", markup=False),
-                BarColumn(bar_width=28),
+                self._rule,
                 TextColumn("{task.fields[count]}", markup=False),
                 TimeRemainingColumn(),
                 TextColumn("{task.fields[rest]}", markup=False),
@@ -260,11 +334,23 @@ class Watch:
             )
             self._task = self._bar.add_task(self.label, total=event.total, count="", rest="")
             self._bar.start()
+        count = self._count(event)
+        room = self._bar.console.width - len(f"{self.label}  {count} {_LONGEST_TIME}  ")
+        self._rule.bar_width, rest = fitted(rest, room)
         self._bar.update(
-            self._task,
-            description=self.label,
-            completed=event.done,
-            total=event.total,
-            count=self._count(event),
-            rest=rest,
+            self._task, description=self.label, completed=event.done, total=event.total, count=count, rest=rest
         )
+
+
+def fitted(rest: str, room: int) -> tuple[int, str]:
+    """Return how long the bar may be, and which of the figures behind it fit: the first ones, none cut.
+
+    Args:
+        rest: The figures, with commas between them.
+        room: Columns for both.
+    """
+    parts = rest.split(", ")
+    while parts and len(", ".join(parts)) > room - _SHORTEST_BAR:
+        parts.pop()
+    kept = ", ".join(parts)
+    return max(1, min(_LONGEST_BAR, room - len(kept))), kept

@@ -15,6 +15,7 @@ An exception holds data: what, where, what to do next. Only the console makes se
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, ClassVar
@@ -100,6 +101,14 @@ class InputError(VlmbatchError):
 
     exit_code = Exit.BAD_INPUT
     code = "bad_input"
+
+
+def counted(number: int, words: str) -> str:
+    """Return a number with what it counts: where ``[one|many]`` stands, the words for one, or for many (and none).
+
+    ``counted(1, "[row is|rows are] open")`` is ``1 row is open``.
+    """
+    return f"{number:,} " + re.sub(r"\[([^][|]*)\|([^][|]*)\]", r"\1" if number == 1 else r"\2", words)
 
 
 def flag_of(name: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from vlmbatch.errors import InputError
+from vlmbatch.errors import InputError, cannot_read
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -128,7 +128,7 @@ def _from_file(path: str) -> str:
     try:
         with open(path, encoding="utf-8") as file:
             return file.readline()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(
-            f"--api-key-file {path}: cannot be read ({type(error).__name__})", hint="check the path"
-        ) from None
+    except OSError as error:
+        raise cannot_read(f"--api-key-file {path}", error) from None
+    except UnicodeDecodeError:
+        raise InputError(f"--api-key-file {path}: cannot be read (not UTF-8)", hint="check the path") from None

@@ -79,7 +79,7 @@ def test_build_json_failure_lists_every_problem(images: Path, tmp_path: Path) ->
         (["IMAGES", "--out", "RUN", "--model", "m", "--prompt", "p", "--shard-max-bytes", "-1"], "must be positive"),
         (["IMAGES", "--out", "RUN", "--model", "m", "--prompt", "p", "--prompt-file", "f"], "exclude each other"),
         (["IMAGES", "--out", "RUN", "--model", "m", "--prompt", "p", "--prompt-template", "t"], "excludes --prompt"),
-        (["IMAGES", "--out", "RUN", "--model", "m", "--prompt", " "], "prompt.txt: empty"),
+        (["IMAGES", "--out", "RUN", "--model", "m", "--prompt", " "], "--prompt: empty"),
         (["IMAGES", "--out", "RUN", "--model", "m", "--prompt", "p", "--image-order", "middle"], "first or last"),
         (["IMAGES", "--out", "RUN", "--model", "m", "--prompt", "p", "--max-tokens", "0"], "must be positive"),
         (["IMAGES", "--out", "RUN", "--model", "m", "--prompt", "p", "--shard-max-requests", "0"], "must be positive"),
@@ -338,3 +338,74 @@ def test_build_model_of_another_provider_is_warned_about(images: Path, tmp_path:
     assert "--provider anthropic?" in call(*words, "--out", tmp_path / "one").err
     assert "--provider" not in call(*words, "--out", tmp_path / "two", "--provider", "compatible").err
     assert "--provider" not in call(*words, "--out", tmp_path / "three", "--provider", "anthropic").err
+
+
+def test_build_model_that_the_default_provider_has_not_is_warned_about(images: Path, tmp_path: Path) -> None:
+    """Whoever means a server of their own is told before pictures go to somebody else."""
+    words = ("build", images, "--prompt", "p", "--model")
+    one = call(*words, "Qwen/Qwen2.5-VL-7B-Instruct", "--out", tmp_path / "one")
+    assert "--provider vllm|sglang|compatible" in one.err
+    assert call(*words, "gpt-5.4-mini", "--out", tmp_path / "two").err == ""
+    assert call(*words, "Qwen/Q", "--provider", "openai", "--out", tmp_path / "three").err == ""
+    assert "did you mean gpt-5.4-mini?" in call(*words, "gtp-5.4-mini", "--out", tmp_path / "four").err
+
+
+def test_build_image_over_a_limit_is_told_with_what_makes_it_fit(tmp_path: Path) -> None:
+    """The hint names the options, and they do it."""
+    (tmp_path / "a.png").write_bytes(png(8001, 30))
+    words = ("build", tmp_path / "a.png", "--out", tmp_path / "run", "--model", "claude-x", "--prompt", "p")
+    told = call(*words, "--provider", "anthropic")
+    assert told.status == 2
+    assert "8,000 (image_side_px)" in told.err
+    assert "1 bad input;" in told.err
+    for option in ("--max-side N", "--limit-override image_side_px=N"):
+        assert option in told.err.splitlines()[-1]
+    assert call(*words, "--provider", "anthropic", "--max-side", 8000).status == 0
+
+
+def test_build_warning_of_a_doubtful_limit_has_its_number(images: Path, tmp_path: Path) -> None:
+    """Large images are told with where large begins, one of them in the singular."""
+    words = ("build", images, "--model", "gpt-5.4", "--prompt", "p", "--out")
+    (images / "0.png").write_bytes(png(7000, 4400))
+    assert "1 image has over 30,720,000 pixels" in call(*words, tmp_path / "one").err
+
+
+def test_build_table_without_a_header_is_told_so(tmp_path: Path) -> None:
+    """The first row of a plain list looks like names of columns."""
+    table = tmp_path / "t.csv"
+    table.write_text("chelsea.png,What?\ncoffee.png,What?\n", encoding="utf-8")
+    told = call("build", table, "--out", tmp_path / "run", "--model", "gpt-5.4", "--prompt", "p")
+    assert "the first line was taken for the header" in told.err
+
+
+def test_build_folder_without_images_is_told_with_what_was_left_out(tmp_path: Path) -> None:
+    """An empty folder, and one with a table in it, are two mistakes."""
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    words = ("build", folder, "--out", tmp_path / "run", "--model", "gpt-5.4", "--prompt", "p")
+    told = call(*words).err
+    assert "no image found" in told
+    assert "check the path" in told
+    assert "table" not in told
+    (folder / "t.csv").write_text("image_path\n", encoding="utf-8")
+    told = call(*words).err
+    assert "1 by suffix" in told
+    assert "a table is named itself" in told
+
+
+@pytest.mark.parametrize("flag", ["--prompt-file", "--system-file", "--json-schema", "--extra-body"])
+def test_build_names_a_bad_file_as_it_was_given(images: Path, tmp_path: Path, flag: str) -> None:
+    """Two files of one name are told apart by their folders."""
+    given = str(images / "0.png")
+    told = call("build", images, "--out", tmp_path / "run", "--model", "gpt-5.4", "--prompt-template", "p", flag, given)
+    if flag == "--prompt-file":
+        told = call("build", images, "--out", tmp_path / "run", "--model", "gpt-5.4", flag, given)
+    assert told.status == 2
+    assert given in told.err
+
+
+def test_build_one_wrong_option_is_singular(images: Path, tmp_path: Path) -> None:
+    """One is, two are."""
+    words = ("build", images, "--out", tmp_path / "run", "--model", "m", "--prompt", "p", "--max-tokens", "0")
+    assert "error: 1 option is wrong" in call(*words).err
+    assert "error: 2 options are wrong" in call(*words, "--workers", "0").err

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -235,3 +237,139 @@ def test_hand_over_that_cannot_be_is_refused_before_anything_is_written(
     assert done.status == 2, done.err
     assert not os.path.exists(run.file("merged.jsonl"))
     assert not os.path.exists(run.file("summary.json"))
+
+
+# --- what comes next -----------------------------------------------------------------------------------------------
+
+
+def _whole(folder: Path, *last: dict[str, object], count: int = 2) -> RunDir:
+    """Return a run whose rows are answered, but for the last ones, which have the attempts that are given."""
+    run = make_run(folder, count)
+    good = [attempt(run, n, completion("a cat")) for n in range(count - len(last))]
+    write_results(run, "run.jsonl", [*good, *(attempt(run, count - 1, None) | one for one in last)])
+    return run
+
+
+def _refusal(code: int) -> dict[str, object]:
+    error = {"type": "invalid_request", "message": "no", "status_code": code, "is_retryable": False}
+    return {"status_code": code, "response": {"error": {"message": "no"}}, "error": error}
+
+
+def _next(out: str) -> list[str]:
+    return [line.removeprefix("next: ") for line in out.splitlines() if line.startswith("next: ")]
+
+
+def test_collect_before_any_run_says_that_nothing_was_sent(tmp_path: Path) -> None:
+    """Missing rows alone leave the status 0, but nothing is worth sending again: nothing was sent."""
+    run = make_run(tmp_path / "run", 2)
+    done = call("collect", run.path)
+    assert (done.status, "nothing was sent yet" in done.out, "again" in done.out) == (0, True, False)
+    assert _next(done.out) == [f"vlmbatch run {run.path}"]
+    rehearsed = call("collect", run.path, "--rehearsal")
+    assert _next(rehearsed.out) == [f"vlmbatch run {run.path} --rehearsal"]
+
+
+def test_collect_with_missing_rows_names_the_command_for_the_rest(run: RunDir) -> None:
+    """Of the real run, and of a rehearsal."""
+    assert _next(call("collect", run.path).out) == [f"vlmbatch run {run.path}"]
+    write_results(run, "rehearsal-1.jsonl", [attempt(run, 0, completion("a"), rehearsal=True)])
+    assert _next(call("collect", run.path, "--rehearsal").out) == [f"vlmbatch run {run.path} --rehearsal"]
+
+
+@pytest.mark.parametrize("code", [400, 404])
+def test_collect_after_a_refusal_of_frozen_bytes_says_that_only_a_new_build_helps(code: int, tmp_path: Path) -> None:
+    """Sending the same bytes again ends the same way, so no command of run is proposed."""
+    done = call("collect", _whole(tmp_path / "run", _refusal(code)).path)
+    assert f"1 request(s) were refused as they are (HTTP {code})" in done.out
+    assert "only a new build" in done.out
+    assert _next(done.out) == []
+
+
+def test_collect_after_a_refused_key_says_so(tmp_path: Path) -> None:
+    """The bytes are not at fault."""
+    run = _whole(tmp_path / "run", _refusal(401) | {"final": False})
+    done = call("collect", run.path)
+    assert "refused for key" in done.out
+    assert "new build" not in done.out
+    assert _next(done.out) == [f"vlmbatch run {run.path}"]
+
+
+def test_collect_of_a_whole_run_names_what_delivers_it(tmp_path: Path) -> None:
+    """The flags that decide what the records say go with it; behind the seal nothing is left to do."""
+    run = _whole(tmp_path / "run")
+    (following,) = _next(call("collect", run.path, run.file("results/run.jsonl"), "--expect-json").out)
+    merged = run.file("merged.jsonl")
+    words = f"collect {run.path} {run.file('results/run.jsonl')} --expect-json --write {merged} --report --seal"
+    assert following == f"vlmbatch {words}"
+    done = call(*words.split())
+    assert (done.status, _next(done.out)) == (0, [])
+
+
+def test_collect_of_a_whole_rehearsal_names_the_run(tmp_path: Path) -> None:
+    """A rehearsal is not delivered."""
+    run = make_run(tmp_path / "run", 1)
+    write_results(run, "rehearsal-1.jsonl", [attempt(run, 0, completion("a"), rehearsal=True)])
+    assert _next(call("collect", run.path, "--rehearsal").out) == [f"vlmbatch run {run.path}"]
+
+
+@pytest.mark.parametrize(
+    ("last", "hint", "other"),
+    [
+        ({"response": completion("a", finish="length"), "status_code": 200, "error": None}, "--cap-ids", "--retry-ids"),
+        ({"response": completion(""), "status_code": 200, "error": None}, "--write", "--retry-ids"),
+        ({}, "--retry-ids", "--cap-ids"),
+        (_refusal(400), "--require", "--retry-ids"),
+    ],
+)
+def test_hint_of_the_gate_fits_the_lines_that_fail(
+    last: dict[str, object], hint: str, other: str, tmp_path: Path
+) -> None:
+    """Cut and empty answers are in no list of what is worth sending again."""
+    done = call("collect", _whole(tmp_path / "run", last).path, "--gate")
+    assert done.status == 1
+    (said,) = [line for line in done.err.splitlines() if line.startswith("hint:")]
+    assert hint in said
+    assert other not in said
+
+
+def test_error_stands_behind_the_table_where_both_go_to_one_file(run: RunDir) -> None:
+    """Stdout is not kept back until the program ends."""
+    words = [sys.executable, "-m", "vlmbatch", "collect", run.path, "--gate"]
+    done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    assert done.stdout.index("FAIL") < done.stdout.index("\nerror:")
+
+
+def test_foreign_file_of_the_users_is_not_written_over(run: RunDir, tmp_path: Path) -> None:
+    """A slip that names a picture ends with status 2 and names it."""
+    picture = tmp_path / "coins.png"
+    picture.write_bytes(b"\x89PNG....")
+    for flag in ("--write", "--csv", "--rows", "--parquet", "--retry-ids"):
+        done = call("collect", run.path, flag, picture)
+        assert (done.status, str(picture) in done.err) == (2, True)
+    Path(run.file("report.html")).write_bytes(b"<p>mine")
+    assert call("collect", run.path, "--write", run.file("merged.jsonl"), "--report").status == 2
+    assert not os.path.exists(run.file("merged.jsonl"))
+
+
+def test_seal_over_false_numbers_is_status_three(tmp_path: Path) -> None:
+    """Nothing is sealed, and what differs is named; the same command with --write mends it."""
+    run = _whole(tmp_path / "run")
+    assert call("collect", run.path, "--write", run.file("merged.jsonl"), "--seal").status == 0
+    summary = Path(run.file("summary.json"))
+    summary.write_bytes(summary.read_bytes().replace(b'"input_tokens": 1624', b'"input_tokens": 624'))
+    assert call("collect", run.path, "--gate").status == 1
+    done = call("collect", run.path, "--seal")
+    assert (done.status, "input_tokens is 624" in done.err) == (3, True)
+    assert call("collect", run.path, "--write", run.file("merged.jsonl"), "--seal").status == 0
+    done = call("collect", run.path, "--gate")
+    assert (done.status, _next(done.out)) == (0, [])
+
+
+def test_prose_breaks_between_words_on_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is left to do is told in whole words; the command that comes next stays on one line."""
+    path = _whole(tmp_path / "run", _refusal(400)).path
+    monkeypatch.setattr("vlmbatch.console.is_terminal", lambda stream: stream is sys.stdout)
+    lines = call("collect", path, env={"COLUMNS": "60"}).out.splitlines()
+    start = next(number for number, line in enumerate(lines) if "were refused as they are" in line)
+    assert all(len(line) <= 60 for line in lines[start:])
+    assert "only a new build" in " ".join(" ".join(lines[start:]).split())

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.cli.doors import call
 from tests.stages.estimate_runs import Billed, bill, make_run
 from vlmbatch.cli import main
 
@@ -208,7 +209,7 @@ def test_foreign_results_exit_3(tmp_path: Path, capfd: pytest.CaptureFixture[str
     run, other = make_run(tmp_path / "run", 3), make_run(tmp_path / "other", 5)
     path = bill(other, [Billed()] * 5)
     code, _, err = _vlmbatch(capfd, run.path, "--calibrate", path)
-    assert (code, "not of this run" in err) == (3, True)
+    assert (code, "not answers to this run" in err) == (3, True)
 
 
 def test_hostile_path_is_only_shown(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -240,3 +241,19 @@ def test_next_command_fits_the_run(tmp_path: Path, capfd: pytest.CaptureFixture[
     run = make_run(tmp_path / "a run", rows)
     _, out, _ = _vlmbatch(capfd, run.path)
     assert out.splitlines()[-1] == wanted.format(run=run.path)
+
+
+def test_prose_breaks_between_words_on_a_terminal_and_nowhere_in_a_pipe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At 60 columns no word is cut; tables and commands stay as they are, and a pipe gets whole lines."""
+    run = make_run(tmp_path / "run", 3)
+    words = ["estimate", run.path, "--price-in", "1", "--price-out", "2", "--price-source", "https://example.org/" * 2]
+    piped = call(*words, env={"COLUMNS": "60"}).out
+    monkeypatch.setattr("vlmbatch.console.is_terminal", lambda stream: stream is sys.stdout)
+    shown = call(*words, env={"COLUMNS": "60"}).out
+    assert " ".join(shown.split()) == " ".join(piped.split())
+    for head in ("image tokens:", "price (", "channel:"):
+        (line,) = [line for line in piped.splitlines() if line.startswith(head)]
+        assert len(line) > 60
+        assert line not in shown

@@ -87,7 +87,8 @@ def test_detach_status_and_cancel_work_one_after_the_other(tmp_path: Path) -> No
     with serve(parse_faults({"batch": {"looks": 1000}})) as server:
         words = ("run", run.path, "--channel", "batch", "--base-url", f"{server.base_url}/v1", *QUICK)
         detached = call(*words, "--detach", env=KEY)
-        assert (detached.status, "4 row(s) in jobs that have not ended" in detached.out) == (0, True)
+        assert (detached.status, "4 rows in jobs that have not ended" in detached.out) == (0, True)
+        assert detached.out.splitlines()[-1].startswith(f"next: vlmbatch run {run.path} --channel batch ")
         status = call(*words, "--status", env=KEY)
         assert (status.status, "in_progress" in status.out) == (0, True)
         cancelled = call(*words, "--cancel", env=KEY)

@@ -162,6 +162,41 @@ def test_missing_key_for_the_provider_itself_is_told(run_dir: RunDir, monkeypatc
     called = call("run", run_dir.path)
     assert called.status == 2
     assert "OPENAI_API_KEY" in called.err
+    assert "--rehearsal" in called.err.splitlines()[-1]
+
+
+def test_key_file_that_is_not_there_is_told_in_the_systems_words(run_dir: RunDir, tmp_path: Path) -> None:
+    """No name of an exception."""
+    called = call("run", run_dir.path, "--api-key-file", tmp_path / "none")
+    assert called.status == 2
+    assert f"--api-key-file {tmp_path / 'none'}: cannot be read (No such file or directory)" in called.err
+
+
+def test_rehearsal_with_an_address_is_refused(run_dir: RunDir) -> None:
+    """Of two places one would be passed over without a word."""
+    with faulty() as server:
+        called = call("run", run_dir.path, "--rehearsal", "--base-url", server.base_url)
+        assert server.seen == []
+    assert called.status == 2
+    assert "--rehearsal goes without --base-url" in called.err
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "hint"),
+    [
+        ("http-404-model", 404, "build a new run"),
+        ("http-400", 400, "build a new run"),
+        ("http-401", 401, "give the command again"),
+        ("http-402", 402, "give the command again"),
+    ],
+)
+def test_refusal_says_whether_the_same_command_can_help(run_dir: RunDir, name: str, status: int, hint: str) -> None:
+    """A key can be changed under a run; its model and parameters are frozen."""
+    body = {"error": {"message": f"invented {name}", "code": "x"}}
+    with faulty({"steps": [{"status": status, "body": body}]}) as server:
+        called = call("run", run_dir.path, *to(server), env=ENV)
+    assert called.status == 4
+    assert hint in called.err.splitlines()[-1]
 
 
 def test_key_from_a_file(run_dir: RunDir, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typer.exceptions import TyperException
 
 from tests.contract import pages
 from tests.docs import commands
+from vlmbatch.errors import VlmbatchError
 from vlmbatch.providers.servers import serve_command
 
 if TYPE_CHECKING:
@@ -93,6 +94,8 @@ def _error(name: str, words: Sequence[str]) -> str:
             return ""
     except TyperException as error:
         return error.format_message() or type(error).__name__
+    except VlmbatchError as error:
+        return error.message
 
 
 def faults(page: Path) -> list[str]:

@@ -132,7 +132,7 @@ def _write_programs(folder: Path, *, slurm: bool) -> None:
     """Write what is on the path of a reader: ours, Python's, and stand-ins for what a test machine has not."""
     texts = {"vlmbatch": _VLMBATCH, "python": _PYTHON, "python3": _PYTHON, "pip": _PIP, "vllm": _STAND_IN}
     if not slurm:
-        texts |= {"sbatch": _STAND_IN, "srun": "#!/bin/sh\nexit 1\n"}
+        texts |= {"sbatch": _STAND_IN, "srun": "#!/bin/sh\nexit 1\n", "squeue": "#!/bin/sh\nexit 0\n"}
     folder.mkdir()
     for name, text in texts.items():
         (folder / name).write_text(text.replace("{python}", sys.executable).replace("{name}", name))

@@ -8,7 +8,6 @@ import re
 import shlex
 import shutil
 import subprocess
-import time
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -21,6 +20,7 @@ from tests.contract.inline import Filled
 from tests.contract.shell import Shell
 from tests.docs import commands
 from tests.slurm.finding import cluster
+from tests.waiting import wait_until
 from vlmbatch.rehearsal.faults import parse_faults
 from vlmbatch.rehearsal.server import serve
 
@@ -251,7 +251,9 @@ def _run_of(code: str) -> str:
     return str(run)
 
 
-def _is_merged(shell: Shell, code: str) -> bool:
+def _is_done(shell: Shell, code: str, jobs: list[str]) -> bool:
+    if jobs:
+        return not shell.sh(f"squeue --noheader --jobs={jobs[0]}")
     return (shell.place / _run_of(code) / "merged.jsonl").exists()
 
 
@@ -270,8 +272,5 @@ def test_cluster_page_on_a_real_slurm(cluster: None, tmp_path: Path, kit: Path, 
         if "--slurm" in code or "#SBATCH" in code:
             shell = reader.open(blocks)
             jobs = re.findall(r"Submitted batch job (\d+)", shell.run(blocks[0]))
-            until = time.monotonic() + 100
-            while shell.sh(f"squeue --noheader --jobs={jobs[0]}") if jobs else not _is_merged(shell, code):
-                assert time.monotonic() < until, "SLURM takes too long"
-                time.sleep(0.2)
+            wait_until(lambda: _is_done(shell, code, jobs), "SLURM takes too long")  # noqa: B023  (called at once)
             _check_answered(shell, code)

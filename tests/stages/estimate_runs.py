@@ -7,10 +7,11 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tests.made import manifest_head, run_json
 from vlmbatch import jsonl, providers
 from vlmbatch.freeze import LineWriter, ShardWriter, custom_id, freeze
 from vlmbatch.providers.base import Ask, ImagePart
-from vlmbatch.records import ATTEMPT_SCHEMA, RUN_SCHEMA
+from vlmbatch.records import ATTEMPT_SCHEMA
 from vlmbatch.rundir import MANIFEST, Draft, RunDir
 
 if TYPE_CHECKING:
@@ -56,30 +57,17 @@ def make_run(
         for index, row in enumerate(rows):
             manifest.put(_freeze(adapter, ask, shards, index, row))
         shards.close()
-        images = sum(len(row.sizes) for row in rows)
-        info: Any = {
-            "schema": RUN_SCHEMA,
-            "tool": {"name": "vlmbatch", "version": "0"},
-            "libraries": {},
-            "created_at": "2026-11-30T00:00:00Z",
-            "host": "h",
-            "provider": provider,
-            "model": model,
-            "request": {"method": "POST", "url": adapter.url(ask), "params": adapter.params(ask)},
-            "prompt": None,
-            "system": None,
-            "inputs": [],
-            "source": {"kind": "folder", "path": "images", "sha256": "0" * 64, "count": len(rows)},
-            "image_policy": {},
-            "answer": {"json": json_answer, "schema": None},
-            "id_stem": STEM,
-            "counts": {"requests": len(rows), "rejected": 0, "images": images, "duplicate_images": 0},
-            "shards": shards.shards,
-            "manifest": {**manifest.close(), "requests": len(rows)},
-            "rejected": None,
-            "extensions": {},
-        }
-        draft.publish(info)
+        draft.publish(
+            run_json(
+                provider=provider,
+                model=model,
+                request={"method": "POST", "url": adapter.url(ask), "params": adapter.params(ask)},
+                id_stem=STEM,
+                shards=shards.shards,
+                manifest=manifest.close(),
+                answer={"json": json_answer, "schema": None},
+            )
+        )
     return RunDir.open(target)
 
 
@@ -97,19 +85,9 @@ def _freeze(adapter: Any, ask: Ask, shards: ShardWriter, index: int, row: Row) -
         parts.append(ImagePart(row.media_type, base64=base64.b64encode(data).decode()))
     frozen = freeze(adapter, ask, custom_id(STEM, index, records[0]["sha256"] if records else None), [*parts, row.text])
     shard, offset = shards.put(frozen.line, images=len(records))
-    head = {
-        "custom_id": frozen.custom_id,
-        "shard": shard,
-        "offset": offset,
-        "length": len(frozen.line),
-        "body_offset": frozen.body_offset,
-        "body_length": frozen.body_length,
-        "inner_sha256": frozen.inner_sha256,
-        "line_sha256": frozen.line_sha256,
-        "images": records,
-        "row": jsonl.Fragment(row.row),
-    }
-    return jsonl.dumps(head)
+    inner = frozen.line[frozen.body_offset : -1]
+    head = manifest_head(frozen.custom_id, inner, frozen.line, shard=shard, offset=offset, images=records)
+    return jsonl.dumps({**head, "row": jsonl.Fragment(row.row)})
 
 
 @dataclass

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.made import manifest_head, run_json
 from vlmbatch import jsonl
-from vlmbatch.records import RUN_SCHEMA, Status, no_usage
+from vlmbatch.records import Status, no_usage
 from vlmbatch.rundir import MANIFEST, Draft, RunDir
 
 STEM = "t0f3a9c"
@@ -59,32 +60,22 @@ def make_run(target: Path, made: list[Made], *, max_tokens: int = 512, system: s
         shard_ref = draft.write("shards/00000.jsonl", bytes(shard))
         manifest_ref = draft.write(MANIFEST, bytes(manifest))
         draft.publish(
-            {
-                "schema": RUN_SCHEMA,
-                "tool": {"name": "vlmbatch", "version": "0.0.0"},
-                "libraries": {"orjson": "3"},
-                "created_at": "2026-05-01T10:00:00Z",
-                "host": "maker",
-                "provider": "openai",
-                "model": "test-model",
-                "request": {
+            run_json(
+                model="test-model",
+                request={
                     "method": "POST",
                     "url": "/v1/chat/completions",
                     "params": {"max_tokens": max_tokens, "temperature": 0.1, "top_p": 1e-7},
                 },
-                "prompt": copies["prompt"],
-                "system": copies.get("system"),
-                "inputs": [*copies.values(), config],
-                "source": {"kind": "folder", "path": "private-photos", "sha256": "0" * 64, "count": len(made)},
-                "image_policy": {"name": "as-is"},
-                "answer": {"json": False, "schema": None},
-                "id_stem": STEM,
-                "counts": {"requests": len(made), "rejected": 0, "images": len(made), "duplicate_images": 0},
-                "shards": [{**shard_ref, "requests": len(made), "images": len(made)}],
-                "manifest": {**manifest_ref, "requests": len(made)},
-                "rejected": None,
-                "extensions": {},
-            }  # type: ignore[arg-type]
+                id_stem=STEM,
+                shards=[{**shard_ref, "requests": len(made), "images": len(made)}],
+                manifest=manifest_ref,
+                libraries={"orjson": "3"},
+                prompt=copies["prompt"],
+                system=copies.get("system"),
+                inputs=[*copies.values(), config],
+                source={"kind": "folder", "path": "private-photos", "sha256": "0" * 64, "count": len(made)},
+            )
         )
     run = RunDir.open(target)
     _collect(run, made, heads)
@@ -113,17 +104,7 @@ def _frozen(index: int, one: Made, data: bytes, max_tokens: int, offset: int) ->
         "height": 48,
         "media_type": "image/png",
     }
-    return line, {
-        "custom_id": custom_id,
-        "shard": "shards/00000.jsonl",
-        "offset": offset,
-        "length": len(line),
-        "body_offset": len(line) - 1 - len(inner),
-        "body_length": len(inner),
-        "inner_sha256": jsonl.sha256(inner),
-        "line_sha256": jsonl.sha256(line),
-        "images": [image],
-    }
+    return line, manifest_head(custom_id, inner, line, shard="shards/00000.jsonl", offset=offset, images=[image])
 
 
 def _collect(run: RunDir, made: list[Made], heads: list[dict[str, Any]]) -> None:

@@ -6,9 +6,10 @@ import base64
 import os
 from typing import TYPE_CHECKING, Any
 
+from tests.made import manifest_head, run_json
 from vlmbatch import jsonl, providers
 from vlmbatch.providers.base import Ask, ImagePart
-from vlmbatch.records import ATTEMPT_SCHEMA, RUN_SCHEMA
+from vlmbatch.records import ATTEMPT_SCHEMA
 from vlmbatch.rundir import MANIFEST, Draft, RunDir
 
 if TYPE_CHECKING:
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 STEM = "t0f3a9c"
 MAX_TOKENS = 64
+EARLIER = b'{"custom_id":"t0f3a9c-000000-00000000","status":"ok"}\n'
+"""Records that an earlier collect left: they may be replaced."""
 
 
 def make_run(
@@ -60,30 +63,20 @@ def make_run(
         count = len(inputs) - len(rejected)
         prompt = draft.write("inputs/prompt.txt", b"What is this?")
         shards = [{**draft.write("shards/00000.jsonl", bytes(shard)), "requests": count, "images": count}]
-        manifest_ref = {**draft.write(MANIFEST, bytes(manifest)), "requests": count}
-        info: Any = {
-            "schema": RUN_SCHEMA,
-            "tool": {"name": "vlmbatch", "version": "0"},
-            "libraries": {},
-            "created_at": "2026-01-01T00:00:00Z",
-            "host": "h",
-            "provider": provider,
-            "model": "test-model",
-            "request": {"method": "POST", "url": adapter.url(ask), "params": adapter.params(ask)},
-            "prompt": prompt,
-            "system": None,
-            "inputs": [prompt],
-            "source": {"kind": "folder", "path": "images", "sha256": "0" * 64, "count": len(inputs)},
-            "image_policy": {},
-            "answer": answer or {"json": False, "schema": None},
-            "id_stem": STEM,
-            "counts": {"requests": count},
-            "shards": shards,
-            "manifest": manifest_ref,
-            "rejected": None,
-            "extensions": {},
-        }
-        draft.publish(info)
+        draft.publish(
+            run_json(
+                provider=provider,
+                model="test-model",
+                request={"method": "POST", "url": adapter.url(ask), "params": adapter.params(ask)},
+                id_stem=STEM,
+                shards=shards,
+                manifest=draft.write(MANIFEST, bytes(manifest)),
+                prompt=prompt,
+                inputs=[prompt],
+                source={"kind": "folder", "path": "images", "sha256": "0" * 64, "count": len(inputs)},
+                answer=answer or {"json": False, "schema": None},
+            )
+        )
     return RunDir.open(target)
 
 
@@ -101,17 +94,7 @@ def _freeze(adapter: Any, ask: Ask, index: int, data: bytes, output: str, offset
         "height": 480,
         "media_type": "image/png",
     }
-    return {
-        "custom_id": custom_id,
-        "shard": "shards/00000.jsonl",
-        "offset": offset,
-        "length": len(line),
-        "body_offset": len(line) - 1 - len(inner),
-        "body_length": len(inner),
-        "inner_sha256": jsonl.sha256(inner),
-        "line_sha256": jsonl.sha256(line),
-        "images": [image],
-    }, line
+    return manifest_head(custom_id, inner, line, shard="shards/00000.jsonl", offset=offset, images=[image]), line
 
 
 def fill_in(data: bytes, run: RunDir) -> bytes:

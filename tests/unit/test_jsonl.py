@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import resource
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from vlmbatch import jsonl
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _text = st.text(st.characters(codec=None, categories=None), max_size=20)  # lone surrogates included
 _values = st.recursive(
@@ -124,3 +129,37 @@ def test_loads_exact_keeps_every_digit(value: Any) -> None:
     assert type(jsonl.loads_exact(data)["a"][0]) is type(value)
     with pytest.raises(ValueError, match="NaN is not JSON"):
         jsonl.loads_exact(b'{"a": 1234567890123456789012, "b": NaN}')
+
+
+@contextlib.contextmanager
+def _little_room() -> Iterator[None]:
+    """Let no file grow beyond 64 kB: the system refuses a write as it does on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_write_that_fails_names_the_file(tmp_path: Path) -> None:
+    """Whoever writes, in pieces or at once or line by line: the error names the file that was meant."""
+    whole, new, lines = (str(tmp_path / name) for name in ("whole", "new", "lines"))
+    data = bytes(1 << 21)
+    with _little_room():
+        with pytest.raises(OSError, match="whole") as told_whole:
+            jsonl.write_atomic(whole, data)
+        with pytest.raises(OSError, match="new") as told_new, jsonl.new_file(new) as file:
+            file.write(data)
+        with pytest.raises(OSError, match="lines") as told_lines, jsonl.Appender(lines) as appender:
+            appender.append(data)
+    assert [told.value.filename for told in (told_whole, told_new, told_lines)] == [whole, new, lines]
+    assert not os.path.exists(whole)
+
+
+def test_file_that_cannot_be_made_is_named_as_it_was_asked_for(tmp_path: Path) -> None:
+    """The temporary name beside it is nobody's business."""
+    path = str(tmp_path / "none" / "out.jsonl")
+    with pytest.raises(FileNotFoundError) as told:
+        jsonl.write_atomic(path, b"")
+    assert told.value.filename == path

@@ -16,9 +16,11 @@ import typer
 
 from vlmbatch import __version__
 from vlmbatch.cli.base import Command, Program, run_app
+from vlmbatch.console import Console
+from vlmbatch.errors import Exit, InputError
 
 _CONTEXT = {"help_option_names": ["-h", "--help"]}
-_COMMANDS = {
+COMMANDS = {
     "build": "Freeze every request's exact bytes, images inlined.",
     "estimate": "Count tokens by formula; price the run from a sample.",
     "run": "Send the frozen requests and keep every answer.",
@@ -45,10 +47,10 @@ def make_app(*, only: str | None = None) -> typer.Typer:
         pretty_exceptions_enable=False,
     )
     app.callback()(_root)
-    for name, line in _COMMANDS.items():
+    for name, line in COMMANDS.items():
         whole = only is None or name == only
         command = getattr(import_module(f"vlmbatch.cli.{name}"), name) if whole else _not_called
-        app.command(name, cls=Command, short_help=line, context_settings=_CONTEXT, no_args_is_help=True)(command)
+        app.command(name, cls=Command, short_help=line, context_settings=_CONTEXT)(command)
     return app
 
 
@@ -61,6 +63,7 @@ _HELP = """Send bulk vision-language requests from one folder that proves what w
 \b
   vlmbatch build images/ --out runs/r001 --model M --prompt "What is this?"
   vlmbatch estimate runs/r001
+  vlmbatch run runs/r001 --rehearsal
   vlmbatch run runs/r001 --api-key-env OPENAI_API_KEY
   vlmbatch collect runs/r001 --write runs/r001/merged.jsonl
 """
@@ -90,6 +93,9 @@ def main(argv: list[str] | None = None, *, prog_name: str = "vlmbatch") -> None:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by whoever started us
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  (lives as long as we do)
+    if os.name != "posix":  # no flock, no SIGHUP, no poll
+        Console().error(InputError("vlmbatch runs on Linux and macOS alone", hint="on Windows, use it in WSL"))
+        sys.exit(Exit.BAD_INPUT)
     # Loading makes some hundred thousand objects that stay, and rows leave next to no cycles: looking for garbage at
     # every 700th object, as Python does unasked, is a tenth of the start and of each row.
     gc.set_threshold(20_000, 20, 20)

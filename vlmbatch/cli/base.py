@@ -10,17 +10,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from vlmbatch.console import Console, ReaderLeft, out, out_bytes
+from vlmbatch import interrupt
+from vlmbatch.console import Console, OutputLost, ReaderLeft, let_go, out, out_bytes, writing
 from vlmbatch.errors import Exit, InputError, Interrupted, VlmbatchError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
 OUTPUT = "Output"
 """Help panel of the options that every command has."""
 
 
-def option(panel: str, words: str, *flags: str, **more: Any) -> Any:
+def option(panel: str, words: str, *flags: str, values: Callable[[], Iterable[str]] | None = None, **more: Any) -> Any:
     """Return the declaration of an option.
 
     Args:
@@ -28,9 +29,13 @@ def option(panel: str, words: str, *flags: str, **more: Any) -> Any:
         words: What it does. The one-screen help shows the first sentence; in 80 columns all of it should fit on one
             line, for a shell that lists completions breaks it otherwise.
         flags: How it is written; empty = ``--`` and the parameter's name.
+        values: What a shell offers behind it, asked when it does; None = the words of a ``metavar`` such as ``a|b``.
         more: Whatever else typer takes. ``metavar`` names what stands behind it, a ``show_default`` in words what
             holds without it.
     """
+    listed = more.get("metavar", "").split("|")
+    if values is not None or len(listed) > 1:
+        more["autocompletion"] = lambda: list(values() if values else listed)  # typer drops what does not begin so
     return typer.Option(*flags, help=words, rich_help_panel=panel, **more)
 
 
@@ -56,6 +61,27 @@ RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Run folder, mad
 class Command(TyperCommand):
     """A command whose help fits on a screen."""
 
+    def make_context(self, *args: Any, **more: Any) -> Any:
+        """Read the command line; help is printed on the way."""
+        with writing():
+            return super().make_context(*args, **more)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the words behind the command, and keep them as they were typed (in ``ctx.meta``)."""
+        ctx.meta[_TYPED] = list(args)
+        if not ctx.resilient_parsing and (not args or args == ["help"]):
+            from vlmbatch.cli.usage import refuse_guess
+
+            refuse_guess(self, ctx, args)
+        return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Do what the command is for; from its end on, Ctrl-C has nothing left to put in order."""
+        try:
+            return super().invoke(ctx)
+        finally:
+            interrupt.is_over()
+
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the help of everyday options; --help-all has all of them."""
         from vlmbatch.cli.help import short
@@ -63,8 +89,27 @@ class Command(TyperCommand):
         formatter.write(short(ctx))
 
 
+_TYPED = "vlmbatch.typed"
+
+
+def typed(ctx: typer.Context) -> list[str]:
+    """Return the words that were typed behind the command's name."""
+    return list(ctx.meta[_TYPED])
+
+
+def started(quiet: int, verbose: int) -> Console:
+    """Return the console of a command whose modules are loaded: from here on, Ctrl-C is an exception to clean up at."""
+    interrupt.raises()
+    return Console(quiet, verbose)
+
+
 class Program(TyperGroup):
     """All commands under one name."""
+
+    def make_context(self, *args: Any, **more: Any) -> Any:
+        """Read the command line up to the command; help and version are printed on the way."""
+        with writing():
+            return super().make_context(*args, **more)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the help of the program."""
@@ -74,7 +119,13 @@ class Program(TyperGroup):
 
 
 def finish(
-    command: str, data: Any, *, as_json: bool, text: Callable[[], None], failed: VlmbatchError | None = None
+    command: str,
+    data: Any,
+    *,
+    as_json: bool,
+    text: Callable[[], None],
+    quiet: int = 0,
+    failed: VlmbatchError | None = None,
 ) -> None:
     """End a command: print its result (JSON or text) and leave with the right status.
 
@@ -83,6 +134,7 @@ def finish(
         data: The result as JSON.
         as_json: Whether --json was given.
         text: Prints the result for people.
+        quiet: How often --quiet was given; twice = the result is not printed for people.
         failed: A check that does not hold, or rows that ended without an answer; the result is printed all the same.
 
     Raises:
@@ -90,8 +142,10 @@ def finish(
     """
     if as_json:
         out_json(envelope(command, data, failed))
-    else:
+    elif quiet < 2:
         text()
+        with writing():
+            sys.stdout.flush()  # what is said of it on stderr comes behind it, in a file for both too
     if failed is not None:
         raise Told(failed) if as_json else failed
 
@@ -144,11 +198,24 @@ def run_app(app: typer.Typer, argv: Sequence[str], prog_name: str) -> int:
         prog_name: How the program was called.
     """
     console = Console()
+    try:
+        code = _run(app, argv, prog_name, console)
+        with writing():
+            sys.stdout.flush()
+    except ReaderLeft:
+        code = Exit.BROKEN_PIPE  # say no more, to nobody
+    except OutputLost as error:
+        console.plain_error(f"the output cannot be written: {error}", "make room, or send it elsewhere")
+        code = Exit.BAD_INPUT
+    let_go()
+    return code
+
+
+def _run(app: typer.Typer, argv: Sequence[str], prog_name: str, console: Console) -> int:
     command = next((word for word in argv if not word.startswith("-")), "")
     as_json = "--json" in argv
     try:
         code = app(args=list(argv), prog_name=prog_name, standalone_mode=False)
-        sys.stdout.flush()
         if code == Exit.INTERRUPTED:  # typer makes a status of Ctrl-C, and says nothing
             return _fail(Interrupted("interrupted"), command, as_json=as_json, console=console)
         return code if isinstance(code, int) else Exit.DONE
@@ -157,13 +224,11 @@ def run_app(app: typer.Typer, argv: Sequence[str], prog_name: str) -> int:
     except VlmbatchError as error:
         return _fail(error, command, as_json=as_json, console=console)
     except typer.TyperException as error:
-        return _usage(error, command, as_json=as_json, console=console)
+        return _usage(error, argv, prog_name, as_json=as_json, console=console)
     except (KeyboardInterrupt, typer.Abort):
         return _fail(Interrupted("interrupted"), command, as_json=as_json, console=console)
-    except (ReaderLeft, BrokenPipeError):
-        # Whoever read our output has left; say nothing more, to nobody.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return Exit.BROKEN_PIPE
+    except (ReaderLeft, OutputLost):
+        raise
     except OSError as error:
         failure = InputError(
             f"{error.filename or 'input or output'}: {error.strerror or error}",
@@ -181,15 +246,16 @@ def _fail(error: VlmbatchError, command: str, *, as_json: bool, console: Console
     return error.exit_code
 
 
-def _usage(error: typer.TyperException, command: str, *, as_json: bool, console: Console) -> int:
-    """Tell a usage error in one or two lines; a call without arguments shows the help instead."""
+def _usage(error: typer.TyperException, argv: Sequence[str], prog_name: str, *, as_json: bool, console: Console) -> int:
+    """Tell a usage error in one or two lines; the program alone, without a command, shows its help instead."""
+    from vlmbatch.cli import usage
+
     context = getattr(error, "ctx", None)
     if context is not None and type(error).__name__ == "NoArgsIsHelpError":
-        sys.stdout.write(context.get_help() + "\n")
+        out(context.get_help())
         return Exit.BAD_INPUT
-    where = context.command_path if context else "vlmbatch"
-    failure = InputError(error.format_message().rstrip("."), hint=f"{where} --help lists the options")
-    return _fail(failure, command, as_json=as_json, console=console)
+    command = next((word for word in argv if not word.startswith("-")), "")
+    return _fail(usage.told(error, argv, prog_name), command, as_json=as_json, console=console)
 
 
 def _fault(error: Exception, command: str, *, as_json: bool, console: Console) -> int:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-import shlex
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vlmbatch.cli.base import HelpAllOption, JsonOption, QuietOption, VerboseOption, finish, option
-from vlmbatch.console import Console, Watch, number_bytes, out, safe
-from vlmbatch.errors import Interrupted
+from vlmbatch import providers
+from vlmbatch.cli.base import HelpAllOption, JsonOption, QuietOption, VerboseOption, finish, option, started
+from vlmbatch.cli.onward import say_next
+from vlmbatch.console import Watch, number_bytes, out, safe, say
+from vlmbatch.errors import Interrupted, counted
 
 if TYPE_CHECKING:
     from vlmbatch.api.run import Run
@@ -20,7 +21,7 @@ _ASK = "What is asked"
 _TABLE = "Tables"
 _IMAGE = "Images"
 _FOLDER = "Run folder"
-_CARRIER = "Images too large to inline"
+_CARRIER = "Uploaded images"
 
 EVERYDAY = (
     *("--out", "--skip-bad"),
@@ -29,6 +30,9 @@ EVERYDAY = (
     "--max-side",
 )
 """The options of the one-screen help, in its order; the others are named there, and told by --help-all."""
+
+NEEDS = ("SOURCE", "--out RUN", "--model NAME", "--prompt TEXT")
+"""What is told to whoever gives nothing."""
 
 
 def build(
@@ -45,9 +49,10 @@ def build(
         str | None,
         option(
             _ASK,
-            "openai, anthropic, gemini, vllm, sglang, compatible.",
+            f"{', '.join(providers.names())}.",
             metavar="NAME",
-            show_default="openai, or vllm with --config",
+            values=providers.names,
+            show_default=f"{providers.DEFAULT}, or {providers.LOCAL_DEFAULT} with --config",
         ),
     ] = None,
     prompt: Annotated[str | None, option(_ASK, "What is asked about every image.", metavar="TEXT")] = None,
@@ -62,15 +67,29 @@ def build(
     temperature: Annotated[float | None, option(_ASK, "Sampling temperature; sent only if given.", metavar="N")] = None,
     top_p: Annotated[float | None, option(_ASK, "Nucleus sampling; sent only if given.", metavar="N")] = None,
     detail: Annotated[
-        str | None, option(_ASK, "Image detail: low, high, auto, original; sent only if given.", metavar="WORD")
+        str | None,
+        option(
+            _ASK,
+            "Image detail: low, high, auto, original; sent only if given.",
+            metavar="WORD",
+            values=providers.details,
+        ),
     ] = None,
     reasoning_effort: Annotated[
-        str | None, option(_ASK, "How hard to think, in the provider's words; sent only if given.", metavar="WORD")
+        str | None,
+        option(
+            _ASK,
+            "How hard to think, in the provider's words; sent only if given.",
+            metavar="WORD",
+            values=providers.efforts,
+        ),
     ] = None,
     thinking_budget: Annotated[
         int | None, option(_ASK, "Most tokens of thinking; sent only if given.", metavar="TOKENS")
     ] = None,
-    response_format: Annotated[str | None, option(_ASK, "Ask for a JSON answer of any form.", metavar="json")] = None,
+    response_format: Annotated[
+        str | None, option(_ASK, "Ask for a JSON answer of any form.", metavar="json", values=lambda: ["json"])
+    ] = None,
     json_schema: Annotated[str | None, option(_ASK, "Ask for JSON that fits this JSON Schema.", metavar="FILE")] = None,
     extra_body: Annotated[
         str | None, option(_ASK, "JSON object laid over the body of every request.", metavar="FILE")
@@ -180,7 +199,7 @@ def build(
     from vlmbatch.stages.building.plan import BuildOptions, parse_limits
     from vlmbatch.stop import Stop, on_signals
 
-    console = Console(quiet, verbose)
+    console = started(quiet, verbose)
     options = BuildOptions(
         sources=tuple(sources or ()),
         out=out_dir,
@@ -243,7 +262,7 @@ def build(
         raise Interrupted(f"{out_dir}: interrupted before it was whole; nothing of it was left behind") from None
     for sentence in run.warnings:
         console.warning(sentence)
-    finish("build", _data(run), as_json=as_json, text=lambda: _print(run))
+    finish("build", _data(run), as_json=as_json, quiet=quiet, text=lambda: _print(run))
 
 
 def _data(run: Run) -> dict[str, Any]:
@@ -252,6 +271,7 @@ def _data(run: Run) -> dict[str, Any]:
         "fingerprint": run.fingerprint,
         "counts": run.info["counts"],
         "left_out": run.left_out,
+        "uploads": run.uploads,
         "shards": run.info["shards"],
         "warnings": list(run.warnings),
     }
@@ -261,18 +281,23 @@ def _print(run: Run) -> None:
     """Say what was made, and what one may do next."""
     from vlmbatch.inputs.folder import say_left_out
 
-    counts, info = run.info["counts"], run.info
-    shards = info["shards"]
-    size = sum(shard["bytes"] for shard in shards)
-    out(
-        f"built {safe(run.path)}: {counts['requests']:,} requests, {counts['images']:,} images, "
-        f"{len(shards)} shard(s), {number_bytes(size)}"
-    )
+    counts, shards = run.info["counts"], run.info["shards"]
+    size = number_bytes(sum(shard["bytes"] for shard in shards))
+    made = [
+        counted(counts["requests"], "[request|requests]"),
+        counted(counts["images"], "[image|images]"),
+        counted(len(shards), "[shard|shards]"),
+    ]
+    say(f"built {safe(run.path)}: {', '.join(made)}, {size}")
     if counts["duplicate_images"]:
-        out(f"duplicates: {counts['duplicate_images']:,} image(s) are byte-identical to an earlier one (all are kept)")
+        alike = counted(counts["duplicate_images"], "[image is|images are] byte-identical to an earlier one")
+        say(f"duplicates: {alike} (all are kept)")
     if counts["rejected"]:
-        out(f"rejected: {counts['rejected']:,} input(s), each with its reason in rejected.jsonl")
+        say(f"rejected: {counted(counts['rejected'], '[input|inputs]')}, each with its reason in rejected.jsonl")
     if run.left_out:
-        out(f"left out: {say_left_out(run.left_out)}")
+        say(f"left out: {say_left_out(run.left_out)}")
+    if run.uploads:
+        uploaded = counted(run.uploads["uploaded"], "[image|images]")
+        say(f"file store: {uploaded} uploaded, {run.uploads['reused']:,} there already")
     out(f"fingerprint: {run.fingerprint}")
-    out(f"next: vlmbatch estimate {shlex.quote(safe(run.path))}")
+    say_next("vlmbatch", "estimate", run.path)

@@ -29,15 +29,19 @@ def front(ctx: Any) -> str:
 
 
 def short(ctx: Any) -> str:
-    """Return the help of a command on one screen: its everyday options, and the names of all others."""
+    """Return the help of a command on one screen: its everyday options, and the names of all others by group."""
     by_flag = {flag: option for option in _options(ctx) for flag in option.opts}
     everyday = [by_flag[flag] for flag in import_module(f"vlmbatch.cli.{ctx.command.name}").EVERYDAY]
     width = room(short_label(option) for option in everyday)
     parts = _grouped((option, short_label(option), short_words(option, width)) for option in everyday)
     shown = {flag for option in everyday for flag in _names(option)[:1]}
-    others = " ".join(flag for flag in by_flag if flag.startswith("--") and flag not in shown)
-    more = f"{ctx.command_path} --help-all shows them all: {others}"
-    return draw(_screen(ctx, [*parts, Part("More options", text=more)]))
+    others: dict[str, list[str]] = {}
+    for option in _options(ctx):
+        if option.rich_help_panel:  # only the helps have none
+            left = [flag for flag in _names(option) if flag not in shown]
+            others.setdefault(option.rich_help_panel, []).extend(left)
+    more = "\n".join(f"{panel}: {' '.join(flags)}" for panel, flags in others.items() if flags)
+    return draw(_screen(ctx, [*parts, Part("More options, all told by --help-all", text=more)]))
 
 
 def whole(ctx: Any) -> str:

@@ -20,7 +20,7 @@ _NARROWEST, _WIDEST = 50, 100
 
 
 class Part(NamedTuple):
-    """A part of a screen under its title: rows of a label and its words, or a paragraph."""
+    """A part of a screen under its title: rows of a label and its words, or paragraphs, one a line."""
 
     title: str
     rows: Sequence[tuple[str, str]] = ()
@@ -50,7 +50,10 @@ def draw(screen: Screen, *, is_airy: bool = False) -> str:
     lines += ["", "Examples:"]
     lines += [f"  {line}" for example in screen.examples for line in shell_lines(example, width - 2)]
     column = _column([row for part in screen.parts for row in part.rows])
-    laid = [(part.title, [*_wrap(part.text, width - 4), *_rows(part.rows, width - 4, column)]) for part in screen.parts]
+    inner = width - 4
+    laid = [
+        (part.title, [*_wrap(part.text, inner, indent="  "), *_rows(part.rows, inner, column)]) for part in screen.parts
+    ]
     if is_terminal(sys.stdout) and has_colour(sys.stdout) and "utf" in sys.stdout.encoding.lower():
         return _coloured("\n".join([*lines, *_framed(laid, width)]))
     return "\n".join([*lines, *_plain(laid, is_airy=is_airy)])

@@ -1,13 +1,24 @@
-"""vlmbatch run: the flags, and what a person reads while rows are sent and when it is done."""
+"""vlmbatch run: the flags, and what a person reads while rows are sent."""
 
 from __future__ import annotations
 
 import os
-import shlex
 from typing import TYPE_CHECKING, Annotated, Any
 
+import typer  # noqa: TC002  (typer evaluates the annotation)
+
 from vlmbatch.cli import cluster
-from vlmbatch.cli.base import HelpAllOption, JsonOption, QuietOption, RunArgument, VerboseOption, finish, option
+from vlmbatch.cli.base import (
+    HelpAllOption,
+    JsonOption,
+    QuietOption,
+    RunArgument,
+    VerboseOption,
+    finish,
+    option,
+    started,
+    typed,
+)
 from vlmbatch.cli.run_batch import (
     CancelOption,
     DetachOption,
@@ -17,9 +28,9 @@ from vlmbatch.cli.run_batch import (
     StatusOption,
     batch_data,
     batch_options,
-    print_batch,
 )
-from vlmbatch.console import Console, Watch, duration, out, safe
+from vlmbatch.cli.run_text import show
+from vlmbatch.console import Console, Watch
 from vlmbatch.errors import InputError
 
 if TYPE_CHECKING:
@@ -39,13 +50,19 @@ EVERYDAY = (
     *("--channel", "--base-url", "--api-key-env", "--rehearsal"),
     *("--limit", "--retry-status"),
     *("--concurrency", "--max-usd"),
-    "--detach",
     *("--serve", "--slurm"),
 )
 """The options of the one-screen help, in its order; the others are named there, and told by --help-all."""
 
 
+def _all_statuses() -> list[str]:
+    from vlmbatch.records import Status
+
+    return [*Status]
+
+
 def run(
+    ctx: typer.Context,
     run_dir: RunArgument,
     *,
     channel: Annotated[str, option(_WHERE, "Send now, or as batch jobs.", metavar="realtime|batch")] = "realtime",
@@ -66,7 +83,8 @@ def run(
     ] = None,
     no_resume: Annotated[bool, option(_WHICH, "Send rows again that have an answer.", "--no-resume")] = False,
     retry_status: Annotated[
-        list[str] | None, option(_WHICH, "Send rows of this status again; repeatable.", metavar="STATUS")
+        list[str] | None,
+        option(_WHICH, "Send rows of this status again; repeatable.", metavar="STATUS", values=_all_statuses),
     ] = None,
     retry_times: Annotated[
         int, option(_WHICH, "How often --retry-status sends a row again, over all commands.", metavar="N")
@@ -150,11 +168,12 @@ def run(
       vlmbatch run runs/r001 --slurm 8 --gpus 4 --serve 'vllm serve {model} --port {port}' --merge
     """  # noqa: D301  (\b holds the lines below apart)
     from vlmbatch.api.run import Run
+    from vlmbatch.descriptors import raise_limit
     from vlmbatch.retry import Policy
     from vlmbatch.stages.running.task import RunOptions
     from vlmbatch.stop import Stop, on_signals
 
-    console = Console(quiet, verbose)
+    console = started(quiet, verbose)
     opened = Run.open(run_dir)
     settings = opened.info.get("settings") or {}
     flags = cluster.Flags(slurm, partition, account, time, gpus, cpus_per_task, job_name, sbatch, max_retries, merge)
@@ -196,8 +215,9 @@ def run(
     )
     if array is not None:
         submitted = opened.submit(array, options, key_env=api_key_env, key_file=api_key_file)
-        cluster.finish_submitted(opened, submitted, as_json=as_json)
+        cluster.finish_submitted(opened, submitted, as_json=as_json, quiet=quiet)
         return
+    raise_limit()
     stop = Stop()
     with on_signals(stop), _Display(console) as display:
         result = opened.send(
@@ -208,7 +228,14 @@ def run(
             on_event=display.on_event,
             stop=stop,
         )
-    finish("run", _data(opened, result), as_json=as_json, text=lambda: _print(opened, result), failed=result.problem())
+    finish(
+        "run",
+        _data(opened, result),
+        as_json=as_json,
+        quiet=quiet,
+        text=lambda: show(opened, result, typed(ctx)),
+        failed=result.problem(),
+    )
 
 
 # --- flags → options -----------------------------------------------------------------------------------------
@@ -324,53 +351,3 @@ def _data(run: Run, result: RunResult) -> dict[str, Any]:
         "lost_lines": result.lost_lines,
         "batch": batch_data(result.batch),
     }
-
-
-def _print(run: Run, result: RunResult) -> None:
-    """Say what came of it: rows, speed, tokens, concurrency, and what one may do next."""
-    if result.pending is not None:
-        out(f"{result.to_send:,} line(s) still to be sent: {safe(result.pending)}")
-        return
-    if result.rehearsal:
-        out("rehearsal: nothing left this machine, and nothing of it counts")
-    if result.batch is not None:
-        print_batch(result.batch)
-    _print_rows(result)
-    if result.tries:
-        _print_figures(result)
-    for endpoint in result.endpoints:
-        if not endpoint["direct"] and not result.rehearsal:
-            where = safe(endpoint["base_url"])
-            out(f"endpoint: {where} is a relay, not the provider's own address: scores do not compare")
-    if result.lost_lines:
-        out(f"lost: {result.lost_lines:,} answer(s) could not be written")
-    out(f"fingerprint: {run.fingerprint}")
-    mark = " --rehearsal" if result.rehearsal else ""
-    path, merged = (shlex.quote(safe(one)) for one in (run.path, os.path.join(run.path, "merged.jsonl")))
-    out(f"next: vlmbatch collect {path}{mark} --write {merged}")
-
-
-def _print_rows(result: RunResult) -> None:
-    left = [
-        (result.answered_before, "had an answer"),
-        (result.failed_before, "had a final error"),
-        (result.in_batch, "are in an open batch job"),
-    ]
-    before = ", ".join(f"{count:,} {words}" for count, words in left if count)
-    out(f"rows: {result.asked:,} asked for" + (f"; left alone: {before}" if before else ""))
-    ended = ", ".join(f"{count:,} {status}" for status, count in result.statuses.items())
-    errors = ", ".join(f"{kind}: {count:,}" for kind, count in result.errors.items())
-    out(f"now: {ended or 'nothing was sent'}" + (f" ({errors})" if errors else ""))
-    if result.without_answer:
-        out(f"without an answer: {result.without_answer:,}")
-
-
-def _print_figures(result: RunResult) -> None:
-    reached = result.concurrency
-    cost = "" if result.spent_usd is None else f"; {result.spent_usd:.4f} USD at the prices on record"
-    out(
-        f"speed: {result.requests_per_s:.1f} requests/s over {duration(result.elapsed_s)}, {result.tries:,} tries; "
-        f"concurrency {reached['asked']:.0f} asked, {reached['peak']:.0f} at most, {reached['mean']:.1f} on average"
-    )
-    out(f"tokens: {result.input_tokens:,} in, {result.output_tokens:,} out{cost}")
-    out(f"results: {safe(result.results or '')}")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Any
 
 from vlmbatch.cli.base import option
-from vlmbatch.console import out, safe
-from vlmbatch.errors import InputError
+from vlmbatch.console import safe, say
+from vlmbatch.errors import InputError, counted
 
 if TYPE_CHECKING:
     from vlmbatch.batch.base import BatchOptions, BatchResult, JobReport
@@ -102,21 +102,23 @@ def _job_data(job: JobReport) -> dict[str, Any]:
 def print_batch(result: BatchResult) -> None:
     """Say what became of each job, and what is left."""
     for job in result.jobs:
-        out(f"job {safe(job.batch_id or '(no id yet)')}: {_about(job)}")
+        say(f"job {safe(job.batch_id or '(no id yet)')}: {_about(job)}")
         for flaw in job.flaws[:_SHOWN_FLAWS]:
-            out(f"  {safe(flaw.code)}: {safe(str(flaw))}")
+            say(f"  {safe(flaw.code)}: {safe(str(flaw))}")
         if len(job.flaws) > _SHOWN_FLAWS:
-            out(f"  and {len(job.flaws) - _SHOWN_FLAWS:,} more (--json has them all)")
+            say(f"  and {len(job.flaws) - _SHOWN_FLAWS:,} more (--json has them all)")
     done = [
         f"{result.submitted} submitted",
         f"{result.adopted} found and taken up" if result.adopted else "",
         f"{result.downloaded} fetched",
     ]
-    out(f"jobs: {', '.join(part for part in done if part)}")
+    say(f"jobs: {', '.join(part for part in done if part)}")
     if result.rows_open:
-        out(f"open: {result.rows_open:,} row(s) in jobs that have not ended or wait to be fetched by the same command")
+        rows = counted(result.rows_open, "[row|rows]")
+        say(f"open: {rows} in jobs that have not ended or wait to be fetched by the same command")
     if result.rows_waiting:
-        out(f"waiting: {result.rows_waiting:,} row(s) in no job yet; the same command submits them")
+        waiting = counted(result.rows_waiting, "[row|rows] in no job yet; the same command submits [it|them]")
+        say(f"waiting: {waiting}")
 
 
 def _about(job: JobReport) -> str:
@@ -124,4 +126,4 @@ def _about(job: JobReport) -> str:
     state = job.state or "not known at the provider"
     files = f" -> {', '.join(job.files)}" if job.files else ""
     why = f" ({job.why})" if job.why else ""
-    return safe(f"{what}, {job.requests:,} row(s), {state}{why}{files}")
+    return safe(f"{what}, {counted(job.requests, '[row|rows]')}, {state}{why}{files}")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from vlmbatch.providers.base import Ask
     from vlmbatch.records import Usage
 
-_DETAILS = ("auto", "low", "high", "original")
+DETAILS = ("auto", "low", "high", "original")
 _MOST = 1 << 53
 """The most that every reader of JSON holds exactly (RFC 8259, section 6); no request has so many tokens."""
 
@@ -84,9 +84,9 @@ def no_such_option(provider: str, option: str, instead: str) -> Problem:
 
 def check_detail(ask: Ask) -> list[Problem]:
     """Check that ``detail`` is a known word."""
-    if ask.detail is None or ask.detail in _DETAILS:
+    if ask.detail is None or ask.detail in DETAILS:
         return []
-    return [Problem("option", f"{ask.detail!r} is none of {', '.join(_DETAILS)}", where="--detail")]
+    return [Problem("option", f"{ask.detail!r} is none of {', '.join(DETAILS)}", where="--detail")]
 
 
 def check_path(ask: Ask, end: str, what: str) -> list[Problem]:

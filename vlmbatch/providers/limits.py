@@ -16,7 +16,7 @@ from vlmbatch.errors import InputError, Problem
 from vlmbatch.providers.base import Limits
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
     from datetime import date
 
     from vlmbatch.records import ImageFacts
@@ -29,14 +29,48 @@ _HEADROOM = 0.75
 _OVERRIDABLE = tuple(name for name in Limits._fields if name != "warn")
 
 SENTENCES = {
-    "animated": "image(s) have several frames; only the first is looked at, as far as known",
-    "cmyk": "image(s) are CMYK, which the provider is not known to take; convert them",
-    "image_base64_bytes": "image(s) are too large in base64 for some of the clouds that serve this provider's models",
-    "image_bytes": "image(s) are larger than the provider once allowed; it no longer says",
-    "image_pixels": "image(s) have more pixels than the provider takes where they are not scaled down",
-    "images_per_request": "request(s) have more images than some models or servers of the provider take",
+    "animated": "[image has|images have] several frames; only the first is looked at, as far as known",
+    "cmyk": "[image is|images are] CMYK, which the provider is not known to take; --format jpeg converts to RGB",
+    "image_base64_bytes": "[image is|images are] over {limit} bytes in base64, which some of the clouds that serve "
+    "this provider's models refuse; --max-side shrinks",
+    "image_bytes": "[image is|images are] over {limit} bytes, the provider's limit of old; it names none any more, and "
+    "may refuse; --max-side shrinks",
+    "image_pixels": "[image has|images have] over {limit} pixels, more than the provider takes where it does not "
+    "scale down; --max-pixels does it here",
+    "images_per_request": "[request has|requests have] over {limit} images, more than some models or servers of the "
+    "provider take",
 }
-"""What a warning code of :func:`check_images` says; a count stands before it."""
+"""What a warning code of :func:`check_images` says, for ``errors.counted``; ``{limit}`` is where it begins."""
+
+_SMALLER_BY = {
+    "image_bytes": ("--max-side N", "--max-pixels N", "--format jpeg"),
+    "image_base64_bytes": ("--max-side N", "--max-pixels N", "--format jpeg"),
+    "image_side_px": ("--max-side N",),
+    "image_pixels": ("--max-side N", "--max-pixels N"),
+    "many_images_side_px": ("--max-side N",),
+    "request_bytes": ("--max-side N", "--max-pixels N", "--format jpeg"),
+}
+"""Options of build that help, by what is over its limit."""
+
+
+def sentences(limits: Limits) -> dict[str, str]:
+    """Return what each warning code says, for ``errors.counted``, with the numbers of a model."""
+    return {code: text.replace("{limit}", f"{limits.warn.get(code, 0):,}") for code, text in SENTENCES.items()}
+
+
+def ways_out(codes: Collection[str]) -> list[str]:
+    """Return which options help inputs that are over a provider's limits.
+
+    Args:
+        codes: Codes of their problems; those of other rooms are passed over.
+    """
+    over = [name for name in _OVERRIDABLE if name in codes]
+    smaller = list(dict.fromkeys(option for name in over for option in _SMALLER_BY.get(name, ())))
+    numbers = [f"--limit-override {name}=N" for name in over if name not in {"media_types", "animated"}]
+    return [
+        *([f"make images smaller with {' or '.join(smaller)}"] if smaller else []),
+        *([f"set a limit of your own with {' or '.join(numbers)}"] if numbers else []),
+    ]
 
 
 class Row(NamedTuple):

@@ -51,10 +51,23 @@ _FAMILIES = (
 _ANY = Family(".*", None, "always", is_sure=False)
 
 
+_OWN = re.compile(r"gpt-(?!oss)|chatgpt-|codex-|computer-use-|o\d")
+"""Beginnings of the names that OpenAI gives to models that it serves itself (openai 3.57.0, types.shared.ChatModel)."""
+
+
+def is_own(model: str) -> bool:
+    """Tell whether OpenAI itself serves a model, by its name."""
+    return _OWN.match(_bare(model)) is not None
+
+
 def _family_of(model: str) -> Family:
     """Return what is known of a model, by its name."""
-    name = model.rpartition("/")[2].removeprefix("ft:").partition(":")[0]
+    name = _bare(model)
     return next((family for family in _FAMILIES if re.fullmatch(family.models, name)), _ANY)
+
+
+def _bare(model: str) -> str:
+    return model.rpartition("/")[2].removeprefix("ft:").partition(":")[0]
 
 
 def is_reasoning(model: str) -> bool:
