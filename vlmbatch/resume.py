@@ -81,9 +81,18 @@ def read_standing(run: RunDir, provider: Provider, index: IdIndex, *, rehearsal:
         IntegrityError: A file holds results of another run.
     """
     standing = Standing(index.count)
+    marks, find, answered = standing.marks, index.at, int(Mark.ANSWERED)
+
+    def take(raw: bytes, start: int) -> bool:
+        position = find(raw, start)
+        if position < 0:
+            return False
+        marks[position] = answered
+        return True
+
     origins = attempts.Origins.load(run)
     for path in run.results(rehearsal=rehearsal):
-        for settled in attempts.iter_settled(path, run, provider, origins.job(path), rehearsal=rehearsal):
+        for settled in attempts.iter_settled(path, run, provider, origins.job(path), rehearsal=rehearsal, take=take):
             position = index.position(settled.custom_id, settled.line_sha256)
             if position < 0:
                 raise _foreign(path, settled.custom_id)

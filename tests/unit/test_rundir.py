@@ -28,6 +28,36 @@ if TYPE_CHECKING:
 _hex8 = st.text("0123456789abcdef", min_size=8, max_size=8)
 
 
+@given(
+    rows=st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=30),
+    row=st.integers(0, 40),
+    place=st.integers(0, 90),
+    byte=st.sampled_from(list(b'0123456789abcdefABCDEF-" ')),
+)
+def test_index_reads_ids_off_a_line_as_it_reads_them_by_themselves(
+    rows: list[int], row: int, place: int, byte: int
+) -> None:
+    """Whatever stands in an attempt's id and hash: read off its bytes it names the same line, or none."""
+    names = [custom_id("abc123", number, f"{digits:08x}") for number, digits in enumerate(rows)]
+    hashes = [jsonl.sha256(name.encode()) for name in names]
+    index = IdIndex("abc123")
+    index.add_lines(
+        b'{"custom_id":"%b","line_sha256":"%b"}\n' % (name.encode(), digest.encode())
+        for name, digest in zip(names, hashes, strict=True)
+    )
+    which = row % len(names)
+    line = bytearray(
+        b'{"custom_id":"%b","line_sha256":"%b","answered":true}' % (names[which].encode(), hashes[which].encode())
+    )
+    start = len(b'{"custom_id":"')
+    assert index.at(bytes(line), start) == index.position(names[which], hashes[which]) == which
+    line[start + place % 60] = byte
+    raw = bytes(line)
+    told = jsonl.parse_object(raw) or {}
+    found = index.position(told.get("custom_id"), told.get("line_sha256", ""))
+    assert index.at(raw, start) in {found, -1}
+
+
 @given(st.dictionaries(st.integers(0, 3_000_000), _hex8, max_size=30), st.integers(0, 3_000_001), _hex8)
 def test_id_index_knows_its_own_ids_alone(ids: dict[int, str], other: int, tail: str) -> None:
     """Every id of the manifest is found at its line; any other one, alike or not, is found nowhere."""

@@ -10,7 +10,7 @@ from vlmbatch.attempts.shape import Outcome, Settled
 from vlmbatch.records import ATTEMPT_SCHEMA, MODEL_ANSWERS, Asked, Reading
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from vlmbatch.journal import Job
     from vlmbatch.providers.base import Provider
@@ -69,7 +69,13 @@ def is_settled(verdict: Verdict, reading: Reading, outcome: Outcome) -> bool:
 
 
 def iter_settled(
-    path: str, run: RunDir, provider: Provider, job: Job | None = None, *, rehearsal: bool = False
+    path: str,
+    run: RunDir,
+    provider: Provider,
+    job: Job | None = None,
+    *,
+    rehearsal: bool = False,
+    take: Callable[[bytes, int], bool] | None = None,
 ) -> Iterator[Settled]:
     """Yield what resume needs of each line of a results file, reading no answer that its line already judges.
 
@@ -82,6 +88,8 @@ def iter_settled(
         provider: Its adapter.
         job: The batch job that it came from, None where the journal knows none.
         rehearsal: Whether rehearsals count (and they alone).
+        take: Called with a line of ours that says it is an answer, and where its id begins; where it says that it has
+            taken it, nothing is yielded (a long run has a million of these).
 
     Raises:
         OSError: The file cannot be read.
@@ -90,10 +98,13 @@ def iter_settled(
     reader = Reader(path, run, provider, job)
     with open(path, "rb", buffering=1 << 20) as file:
         for number, raw in enumerate(file, start=1):
-            answered = _answered(raw)
-            if answered is not None and not rehearsal:
-                yield answered
-                continue
+            if not rehearsal and _says_answered(raw):
+                if take is not None and take(raw, len(_OURS)):
+                    continue
+                answered = _answered(raw)
+                if answered is not None:
+                    yield answered
+                    continue
             value = jsonl.parse_object(raw.removeprefix(jsonl.BOM) if number == 1 else raw)
             settled = None if value is None else _settle(value, number, reader, provider, rehearsal=rehearsal)
             if settled is not None:
@@ -115,14 +126,17 @@ def _settle(
     return Settled(outcome.custom_id, outcome.line_sha256, is_settled(verdict, reading, outcome), is_answer)
 
 
-def _answered(raw: bytes) -> Settled | None:
-    """Take a line of ours that says that it is an answer at its word, unparsed; None where it does not say so.
+def _says_answered(raw: bytes) -> bool:
+    """Tell whether a line of ours says that it is an answer.
 
     ``answered`` is the last key that we write: so what begins as a line of ours and ends in it is whole, unless it is
     two lines in one (a torn one that another program wrote on).
     """
-    if not raw.endswith(_ANSWERED) or not raw.startswith(_OURS) or raw.find(_OURS, 1) >= 0:
-        return None
+    return raw.endswith(_ANSWERED) and raw.startswith(_OURS) and raw.find(_OURS, 1) < 0
+
+
+def _answered(raw: bytes) -> Settled | None:
+    """Take a line that says that it is an answer at its word, unparsed; None where its id is not where we write it."""
     start = len(_OURS)
     custom_id, key, rest = raw[start : start + _ID_AND_HASH].partition(_HASH_KEY)
     if not key or b'"' in custom_id:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 _HASH_KEY = b'"line_sha256":"'
 _HASH_DIGITS = 16
 """Of a line's hash, what is kept: enough that no two lines are taken for one another by chance."""
+_BEHIND = b'",' + _HASH_KEY
 _TAIL = 8
 """Hex digits of the image's hash at the end of a custom_id."""
 
@@ -34,6 +35,7 @@ class IdIndex:
 
     def __init__(self, stem: str) -> None:
         self._head = f"{stem}-"
+        self._head_bytes = self._head.encode()
         self._position = array("i")
         self._tail = array("I")
         self._hash = array("Q")
@@ -120,6 +122,28 @@ class IdIndex:
             except ValueError:
                 return -1
         return position
+
+    def at(self, raw: bytes, start: int) -> int:
+        """Return the manifest line that an attempt of ours is to, read off its bytes; -1 where it takes a closer look.
+
+        Args:
+            raw: The attempt's line.
+            start: Where its custom_id begins; its line_sha256 is the next key.
+        """
+        digits = start + len(self._head_bytes)
+        dash = digits + INDEX_DIGITS
+        end = dash + 1 + _TAIL
+        number, hash_at = raw[digits:dash], end + len(_BEHIND)
+        if raw[end:hash_at] != _BEHIND or not raw.startswith(self._head_bytes, start) or not number.isdigit():
+            return -1
+        index = int(number)
+        try:
+            if raw[dash:end] != b"-%08x" % self._tail[index]:
+                return -1
+            position = self._position[index]
+            return position if self._hash[position] == int(raw[hash_at : hash_at + _HASH_DIGITS], 16) else -1
+        except (IndexError, ValueError):
+            return -1
 
 
 def _hash_of(raw: bytes) -> int:
