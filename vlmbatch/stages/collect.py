@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from vlmbatch.journal import Job
     from vlmbatch.providers.base import Provider
     from vlmbatch.records import Asked, Event, Review
+    from vlmbatch.stages.collecting.facts import FileFacts, Read
     from vlmbatch.stages.collecting.gate import Check
-    from vlmbatch.stages.collecting.merge import FileFacts, Read
     from vlmbatch.stages.collecting.standing import SealState
 
     OnEvent = Callable[[Event], None]

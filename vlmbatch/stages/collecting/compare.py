@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from vlmbatch.records import Entry, Review
     from vlmbatch.rundir import RunDir
-    from vlmbatch.stages.collecting.merge import Read
+    from vlmbatch.stages.collecting.facts import Read
     from vlmbatch.stages.collecting.splice import Line
     from vlmbatch.stages.collecting.spool import Spool
 

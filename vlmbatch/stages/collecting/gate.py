@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from vlmbatch.records import ImageRecord
     from vlmbatch.rundir import RunDir
-    from vlmbatch.stages.collecting.merge import Read
+    from vlmbatch.stages.collecting.facts import Read
 
 FIELD: Final = "field:"
 """Before the path of a JSON field in a condition's name."""

@@ -14,6 +14,7 @@ from vlmbatch import attempts, jsonl
 from vlmbatch.attempts import Reader, relative_name
 from vlmbatch.records import MODEL_ANSWERS, Event, Status
 from vlmbatch.stages.collecting import forked
+from vlmbatch.stages.collecting.facts import FileFacts, Read
 from vlmbatch.stages.collecting.fields import is_filled
 from vlmbatch.stages.collecting.overlay import IMAGE_SEEN, IMAGE_UNSEEN, RETRY, Ledger, Overlay, Part
 from vlmbatch.stages.collecting.splice import half_record
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
     from vlmbatch.attempts import Origins, Outcome
     from vlmbatch.errors import Problem
-    from vlmbatch.journal import Job
     from vlmbatch.providers.base import Provider
     from vlmbatch.records import Asked, ErrorInfo, Reading, Verdict
     from vlmbatch.rundir import RunDir
@@ -36,54 +36,6 @@ _SMALL_BYTES = 1 << 25
 """Below this many bytes of results, starting helpers takes longer than they save."""
 _SEVERAL = 2
 _BILLED = MODEL_ANSWERS - {Status.REFUSAL}
-
-
-@dataclass(slots=True)
-class FileFacts:
-    """What is known of one results file once it has been read.
-
-    Attributes:
-        path: Where it stands.
-        name: How records name it.
-        bytes: Its length when reading began; what was appended later is not read.
-        sha256: Its digest, over ``hashed_bytes``.
-        hashed_bytes: Its length when it was hashed.
-        records: Lines that hold an attempt.
-        torn_lines: Lines that hold none.
-        left_out: Rehearsed answers in a file that is read for real ones, or the other way round.
-        job: The batch job that it came from, None where the journal knows none.
-    """
-
-    path: str
-    name: str
-    bytes: int
-    sha256: str = ""
-    hashed_bytes: int = 0
-    records: int = 0
-    torn_lines: int = 0
-    left_out: int = 0
-    job: Job | None = None
-
-    def add(self, part: Part) -> None:
-        """Take a piece of the file into account."""
-        self.records += part.records
-        self.torn_lines += part.torn_lines
-        self.left_out += part.left_out
-
-
-@dataclass(slots=True)
-class Read:
-    """Everything that the first pass found out.
-
-    Attributes:
-        ledger: The manifest in memory.
-        overlay: Every attempt as numbers.
-        files: The results files in the order in which they were read.
-    """
-
-    ledger: Ledger
-    overlay: Overlay
-    files: list[FileFacts]
 
 
 class _Piece(NamedTuple):

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from vlmbatch.records import Review
     from vlmbatch.rundir import RunDir
-    from vlmbatch.stages.collecting.merge import Read
+    from vlmbatch.stages.collecting.facts import Read
     from vlmbatch.stages.collecting.spool import Spool
 
 _IMAGES_KEY = b',"images":'

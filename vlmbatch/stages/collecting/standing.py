@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from vlmbatch.records import Review
     from vlmbatch.rundir import RunDir
     from vlmbatch.stages.collecting.compare import Side
-    from vlmbatch.stages.collecting.merge import FileFacts
+    from vlmbatch.stages.collecting.facts import FileFacts
 
 _BY_THE_WAY: Final = ("tool", "checks")
 """Members of a summary that follow from the program and its flags, not from the results."""

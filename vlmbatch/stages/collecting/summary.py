@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from vlmbatch.records import Asked, Channel, Review
     from vlmbatch.rundir import RunDir
-    from vlmbatch.stages.collecting.merge import Read
+    from vlmbatch.stages.collecting.facts import Read
     from vlmbatch.stages.collecting.overlay import Kind, Overlay
 
     Counts = Sequence[tuple[Kind, int]]

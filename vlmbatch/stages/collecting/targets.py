@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from vlmbatch.rundir import RunDir
-    from vlmbatch.stages.collecting.merge import FileFacts
+    from vlmbatch.stages.collecting.facts import FileFacts
 
 _KINDS: Final = {
     "--write": replacing.RECORDS,
