@@ -202,7 +202,7 @@ def _readme_ends(place: Path, said: list[str]) -> None:
 
 
 def _tutorial_ends(place: Path, said: list[str]) -> None:
-    run = place / "runs" / "first"
+    run = place / "runs" / "tutorial"
     records = [json.loads(line) for line in (run / "merged.jsonl").read_text().splitlines()]
     assert [record["status"] for record in records] == ["ok"] * 12
     assert (run / "report.html").exists()
