@@ -39,12 +39,17 @@ def after_run(run: Run, result: RunResult, typed: Sequence[str]) -> None:
     batch = result.batch
     is_open = batch is not None and bool(batch.rows_open or batch.rows_waiting) and "--cancel" not in typed
     if is_open or result.is_interrupted or result.stopped:
-        say_next("vlmbatch", "run", *(word for word in typed if word != "--status"))
+        say_next("vlmbatch", "run", *_going_on(typed))
     elif not result.rehearsal and result.asked < run.info["counts"]["requests"] and _without_limit(typed) != [*typed]:
-        say_next("vlmbatch", "run", *_without_limit(typed))
+        say_next("vlmbatch", "run", *_going_on(_without_limit(typed)))
     else:
         mark = ["--rehearsal"] if result.rehearsal else []
         say_collect(run, *mark)
+
+
+def _going_on(typed: Sequence[str]) -> list[str]:
+    """Return the words of a command that goes on: ``--no-resume`` would pay for the answers so far once more."""
+    return [word for word in typed if word not in {"--status", "--no-resume"}]
 
 
 def _without_limit(typed: Sequence[str]) -> list[str]:
