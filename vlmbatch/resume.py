@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from vlmbatch import attempts, jsonl
 from vlmbatch.classify import rank
-from vlmbatch.errors import InputError, IntegrityError, Problem
+from vlmbatch.errors import InputError, IntegrityError, Problem, cannot_read
 from vlmbatch.records import CUSTOM_ID, MODEL_ANSWERS, Status
 from vlmbatch.rundir import MANIFEST, parse_entry
 
@@ -292,7 +292,7 @@ def read_ids(path: str, index: IdIndex) -> bytearray:
                 said = "is not in this run" if CUSTOM_ID.fullmatch(custom_id) else "is no id"
                 unknown.append(Problem("unknown_id", f"{custom_id[:80]!r} {said}", os.path.basename(path), line.number))
     except OSError as error:
-        raise InputError(f"--ids {path}: cannot be read ({error.strerror or error})", hint="check the path") from None
+        raise cannot_read(f"--ids {path}", error) from None
     if unknown:
         raise InputError(
             f"--ids {path}: {len(unknown)} line(s) name no row of this run",

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from vlmbatch import InputError, Problem, jsonl
+from vlmbatch.errors import cannot_read
 from vlmbatch.inputs.base import RowError
 from vlmbatch.inputs.strict import parse_row
 from vlmbatch.jsonl import Appender
@@ -53,7 +54,7 @@ def read_rows(path: str, id_fields: Sequence[str]) -> dict[Key, Row]:
             except RowError as fault:
                 problems.append(Problem(fault.code, fault.message, name, line.number))
     except OSError as error:
-        raise InputError(f"--input {path}: cannot be read ({error.strerror})", hint="check the path") from None
+        raise cannot_read(f"--input {path}", error) from None
     if problems or not rows:
         what = f"{len(problems)} line(s) cannot be used" if problems else "no rows"
         raise InputError(f"--input {path}: {what}", hint="mend them, or name other --id-fields", problems=problems)

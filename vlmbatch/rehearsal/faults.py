@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Final, Literal, cast, get_args
 
 from vlmbatch import jsonl
-from vlmbatch.errors import InputError, Problem
+from vlmbatch.errors import InputError, Problem, cannot_read
 from vlmbatch.rehearsal.answers import AnswerFault
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def load_faults(path: str) -> Faults:
         with open(path, "rb") as file:
             value = jsonl.loads(file.read())
     except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror or error})", hint="check the path") from None
+        raise cannot_read(path, error) from None
     except ValueError as error:
         raise InputError(f"{path}: not JSON ({error})", hint="mend the file") from None
     return parse_faults(value, where=path)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from vlmbatch import attempts, classify, journal, jsonl, providers, rundir
 from vlmbatch.attempts import Origins
-from vlmbatch.errors import InputError, IntegrityError, Problem
+from vlmbatch.errors import InputError, IntegrityError, Problem, cannot_read
 from vlmbatch.rundir import RunDir
 from vlmbatch.stages.collecting import gate, outputs
 from vlmbatch.stages.collecting.compare import Side, compare
@@ -175,7 +175,7 @@ def _schema(path: str) -> dict[str, Any]:
         with open(path, "rb") as file:
             value = jsonl.parse_object(file.read().removeprefix(jsonl.BOM))
     except OSError as error:
-        raise InputError(f"--json-schema {path}: cannot be read ({error.strerror})", hint="check the path") from None
+        raise cannot_read(f"--json-schema {path}", error) from None
     problem = "not a JSON object" if value is None else classify.schema_problem(value)
     if value is None or problem:
         raise InputError(f"--json-schema {path}: {problem}", hint="mend the schema")

@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any, Final
 
 from vlmbatch import jsonl, rundir
-from vlmbatch.errors import InputError, IntegrityError, Problem
+from vlmbatch.errors import InputError, IntegrityError, Problem, cannot_read
 from vlmbatch.records import Review
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def load_reviews(run: RunDir, ledger: Ledger, path: str | None) -> dict[int, Rev
             else:
                 reviews[position] = review
     except OSError as error:
-        raise InputError(f"--reviews {name}: cannot be read ({error.strerror})", hint="check the path") from None
+        raise cannot_read(f"--reviews {name}", error) from None
     if problems:
         raise InputError(
             f"{len(problems)} line(s) of {name} are no reviews",
